@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moebius.kernels import products, twice
-from moebius.kernels.apart import refuse_other_data
 from moebius.kernels.experts_op import as_they_are
+from moebius.kernels.separate_weights import refuse_other_data
 
 Own = tuple[bool, "Tensor | tuple[Tensor, ...]"]
 
@@ -118,7 +118,7 @@ class Projection(torch.autograd.Function):
 
 
 def running(layout: Layout, offsets: Tensor, hit: Tensor | None) -> list[bool]:
-    """For each leaf whether its expert's turn ran; a tensor of all experts always has a gradient."""
+    """For each leaf whether its expert's iteration ran; a tensor of all experts always has a gradient."""
     _, own_weights, own_biases, biased = layout
     experts = range(len(offsets) - 1)
     ran = set(experts) if hit is None else set(hit.unique().tolist())

@@ -25,7 +25,7 @@ from moebius.lowering.graph import (
     LoweringOptions,
     SkipTurn,
     expert_loop,
-    skip_turn,
+    skip_iteration,
 )
 from moebius.lowering.layers import lower_layers
 from moebius.lowering.operators import is_pure
@@ -58,7 +58,7 @@ __all__ = [
     "may_write",
     "only_computes",
     "returns_nothing",
-    "skip_turn",
+    "skip_iteration",
     "where_raised",
     "whole_code",
     "writes_into",

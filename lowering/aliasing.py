@@ -164,7 +164,7 @@ INPLACE_METHODS = frozenset(f"__{name}__" for name in INPLACE_OPERATORS)
 
 
 def loop_writes(call: Call) -> list[fx.Node]:
-    """What the turns of a loop write: the outer nodes of those placeholders that the body changes."""
+    """What the iterations of a loop write: the outer nodes of those placeholders that the body changes."""
     body = loop_body(call.node)
     placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
     given = dict(zip(placeholders, call_operands(call), strict=True))
@@ -253,14 +253,15 @@ class Storage:
         return shared or frozenset((node,))
 
     def roots_of_part(self, loop: Call, part: int, node: fx.Node) -> frozenset[fx.Node]:
-        """Of a value that a loop or branch gives out: what it was given, or what its turns make of their operands."""
+        """Of a value that a loop or branch gives out: what it was given, or what its iterations make of their
+        operands."""
         body = loop_body(loop.node).graph
         given = dict(zip(body.find_nodes(op="placeholder"), call_operands(loop), strict=True))
         results: Any = body.output_node().args[0]
-        turns = storage_of_body(body)
+        iterations = storage_of_body(body)
         once = type(loop["source"]) is int and loop["source"] == 1
-        parts = [part] if once else range(len(results))  # (a later turn is given what an earlier one has made)
-        made = [turns.roots[results[i]] if isinstance(results[i], fx.Node) else frozenset() for i in parts]
+        parts = [part] if once else range(len(results))  # (a later iteration is given what an earlier one has made)
+        made = [iterations.roots[results[i]] if isinstance(results[i], fx.Node) else frozenset() for i in parts]
         outer = [given.get(root, node) for root in frozenset().union(*made)] + [loop["carried"][i] for i in parts]
         known = [frozenset((one,)) if one is node else self.roots[one] for one in outer if isinstance(one, fx.Node)]
         return frozenset().union(*known) or frozenset((node,))

@@ -9,7 +9,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import only_computes
 from moebius.lowering.contract import Contract, Work, well_formed
-from moebius.lowering.experts.turns import DRAWN
+from moebius.lowering.experts.unrolled_loops import DRAWN
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import set_grad_enabled
 

@@ -25,9 +25,9 @@ def same_items(first: Sequence[Any], second: Sequence[Any], in_first: Places, in
 
 
 def same(a: Any, b: Any, first: Places, second: Places, given: dict[fx.Node, fx.Node]) -> bool:
-    """Whether an argument of the first turn is one of another: nodes in equal places of the two, equal constants.
+    """Whether an argument of the first iteration is one of another: nodes in equal places of the two, equal constants.
 
-    given: what the other turn uses from outside, by what the first one uses there.
+    given: what the other iteration uses from outside, by what the first one uses there.
     """
     kind = type(a)
     if kind is not type(b):

@@ -2,7 +2,7 @@
 
 These types live here, below capture, so that no import runs up. A captured graph is an ordinary torch-level
 ``torch.fx.GraphModule``; two functions give it what FX lacks: :func:`expert_loop`, the higher-order node that holds one
-turn of a Python loop over experts, and :func:`skip_turn`, the ``continue`` of such a loop.
+iteration of a Python loop over experts, and :func:`skip_iteration`, the ``continue`` of such a loop.
 """
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch import fx
 
 
 class SkipTurn(Exception):
-    """Ends one turn of an expert loop early. Raised by :func:`skip_turn`, caught by :func:`expert_loop`."""
+    """Ends one iteration of an expert loop early. Raised by :func:`skip_iteration`, caught by :func:`expert_loop`."""
 
 
-def skip_turn(condition: torch.Tensor | bool) -> None:
+def skip_iteration(condition: torch.Tensor | bool) -> None:
     """``if condition: continue`` inside the body of an :func:`expert_loop`.
 
     condition: a one-element tensor or a bool. Nodes before it in the body have run; nodes after it have not, and the
-    carried values stay what they were at the start of the turn.
+    carried values stay what they were at the start of the iteration.
     """
     if bool(condition):
         raise SkipTurn
@@ -51,8 +51,8 @@ def expert_loop(
         It may write in place into ``captures`` (``index_add_``), as the user's loop did.
     source: a tensor, iterated over its first axis as Python does (row has shape ``source.shape[1:]``), or an int n, for
         ``range(n)`` (row is a Python int).
-    carried: values that each turn replaces (``out = out + ...``); captures: values that every turn reads.
-    Returns the carried values after the last turn (those given, if there was no turn).
+    carried: values that each iteration replaces (``out = out + ...``); captures: values that every iteration reads.
+    Returns the carried values after the last iteration (those given, if there was no iteration).
     """
     rows = range(source) if isinstance(source, int) else source
     state, run = tuple(carried), code_of(body)
@@ -65,7 +65,7 @@ def expert_loop(
 
 
 fx.wrap("expert_loop")
-fx.wrap("skip_turn")
+fx.wrap("skip_iteration")
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What goes down, and what comes back

@@ -33,8 +33,8 @@ from moebius.lowering.values import copy_node
 
 @dataclass
 class Parts:
-    """A lowered graph in parts. bodies: of its layers. outer: the rest, with a call for each turn of a layer. modules:
-    what their nodes take from the graph's module, by target."""
+    """A lowered graph in parts. bodies: of its layers. outer: the rest, with a call for each iteration of a layer.
+    modules: what their nodes take from the graph's module, by target."""
 
     captured: CapturedGraph
     layers: list[Layer]
@@ -53,33 +53,33 @@ class Parts:
     def regions(self) -> list[ExpertRegion]:
         """One for each loop over experts, in the order of the graph; then what was no loop."""
         position = {node: i for i, node in enumerate(self.captured.gm.graph.nodes)}
-        inside = {node for layer in self.layers for turn in layer.turns for node in turn}
+        inside = {node for layer in self.layers for iteration in layer.iterations for node in iteration}
         outer = [loop for loop in find_loops(self.captured.gm) if loop not in inside]
         found = list(zip(map(position.__getitem__, outer), self.outer.regions, strict=False))
         others = self.outer.regions[len(outer) :]
         for layer, body in zip(self.layers, self.bodies, strict=True):
-            for turn in layer.turns:
+            for iteration in layer.iterations:
                 regions = [dataclasses.replace(region) for region in body.regions]
-                loops = [position[loop] for loop in loops_among(turn)]
+                loops = [position[loop] for loop in loops_among(iteration)]
                 found += zip(loops, regions, strict=False)
                 others += regions[len(loops) :]
         return [region for _, region in sorted(found, key=lambda pair: pair[0])] + others
 
     def written_out(self) -> Written:
-        """The whole graph, each turn of a layer in nodes of its own."""
+        """The whole graph, each iteration of a layer in nodes of its own."""
         graph = fx.Graph()
         originals: dict[fx.Node, fx.Node] = {}
         every: dict[fx.Node, list[fx.Node]] = {}
         copies: dict[fx.Node, fx.Node] = {}
         results: dict[fx.Node, list[fx.Node]] = {}
-        turns = [iter(layer.turns) for layer in self.layers]
+        iterations = [iter(layer.iterations) for layer in self.layers]
         which = {body.gm: i for i, body in enumerate(self.bodies)}
         for node in self.outer.gm.graph.nodes:
             if isinstance(node.target, LayerCall):
                 number = which[node.target.body]
                 given = fx.map_arg(node.args, copies.__getitem__)
-                turn = Turn(self.layers[number].turns[0], next(turns[number]))
-                every[node], results[node] = turn.write(graph, node.target.body.graph, given)
+                iteration = Iteration(self.layers[number].iterations[0], next(iterations[number]))
+                every[node], results[node] = iteration.write(graph, node.target.body.graph, given)
             elif node.op == "call_function" and node.target is operator.getitem and node.args[0] in results:
                 source, place = node.args
                 copies[node] = originals[node] = results[source][place]
@@ -91,8 +91,8 @@ class Parts:
 
 
 @dataclass
-class Turn:
-    """One turn of a layer, as captured, beside the first one, which was lowered for all."""
+class Iteration:
+    """One iteration of a layer, as captured, beside the first one, which was lowered for all."""
 
     first: list[fx.Node]
     this: list[fx.Node]
@@ -148,7 +148,7 @@ def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
     if asks_of_each(gm):
         return []
     layers = list(find_layers(worked(gm.graph)))
-    return layers if all(loops_among(layer.turns[0]) for layer in layers) else []
+    return layers if all(loops_among(layer.iterations[0]) for layer in layers) else []
 
 
 def writes_outside(graph: fx.Graph) -> bool:

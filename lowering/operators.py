@@ -24,12 +24,12 @@ from moebius.lowering.experts.stacking import (
     experts_that_ran,
     in_set_order,
     join_blocks,
-    of_turns_that_ran,
+    of_iterations_that_ran,
     pick,
     rows_if,
     stack_experts,
 )
-from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.memo import MEMO
 from moebius.lowering.step.arrays import array_numbers
 from moebius.lowering.step.branches import require_branch
@@ -267,7 +267,7 @@ declare(
 )  # fmt: skip
 declare("tolist", "input", [array_numbers], ["tolist"])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
-declare("of_turns_that_ran", "input, index, experts=None", [of_turns_that_ran], alias=True)
+declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
 declare("experts_that_ran", "*skipped", [experts_that_ran])
 declare("how_many", "asked", [how_many])
 declare("cat_present", "items, asked", [cat_present])
@@ -406,7 +406,7 @@ declare("setitem", "input, index, value", inplace=[operator.setitem])
 
 # Not operators on tensors
 declare("set_grad_enabled", "mode", [set_grad_enabled])
-declare("skip_turn", "condition", [skip_turn])
+declare("skip_iteration", "condition", [skip_iteration])
 declare("stack_experts", "index, *parameters", [stack_experts])
 declare("join_blocks", "*rows", [join_blocks])
 declare("block_experts", "*rows", [block_experts])
@@ -426,7 +426,7 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 PRODUCTS = frozenset({"linear", "matmul", "addmm"})  # of rows with a matrix
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
-CONTROL = frozenset({"set_grad_enabled", "skip_turn", "require_branch", "expert_loop", "dropout", "draw_noise"})
+CONTROL = frozenset({"set_grad_enabled", "skip_iteration", "require_branch", "expert_loop", "dropout", "draw_noise"})
 
 
 def read_call(node: fx.Node) -> Call | None:
@@ -479,7 +479,11 @@ def is_pure(node: fx.Node) -> bool:
 
 
 # What a person would call nodes of ours; the others by their names.
-OURS = {"require_branch": "a branch on data", "skip_turn": "a `continue` on data", "expert_loop": "a loop over experts"}
+OURS = {
+    "require_branch": "a branch on data",
+    "skip_iteration": "a `continue` on data",
+    "expert_loop": "a loop over experts",
+}
 
 
 def target_name(node: fx.Node) -> str:

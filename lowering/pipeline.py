@@ -7,7 +7,7 @@ from dataclasses import replace
 from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.draft import copy_graph
-from moebius.lowering.experts import joining, rewrite
+from moebius.lowering.experts import rewrite, weight_concat
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LoweringOptions
 from moebius.lowering.memo import remembering
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
@@ -18,7 +18,7 @@ PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
     dead_code.CONTRACT,
     placement.CONTRACT,
-    joining.CONTRACT,
+    weight_concat.CONTRACT,
     checkpoint.CONTRACT,
     inference.CONTRACT,
 )

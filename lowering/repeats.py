@@ -33,10 +33,10 @@ CANDIDATES = 3  # operators whose distances are tried for the length of a layer
 
 @dataclass
 class Layer:
-    """Nodes that stand in the graph several times. turns: the nodes of each time. inputs: for each time, the nodes from
-    outside that it uses, in one order. outputs: positions of the nodes that are used outside."""
+    """Nodes that stand in the graph several times. iterations: the nodes of each time. inputs: for each time, the nodes
+    from outside that it uses, in one order. outputs: positions of the nodes that are used outside."""
 
-    turns: list[list[fx.Node]]
+    iterations: list[list[fx.Node]]
     inputs: list[list[fx.Node]]
     outputs: list[int] = field(default_factory=list)
 
@@ -74,30 +74,31 @@ def line_of(
 
 @dataclass
 class Written:
-    """A graph written out. originals: its nodes by those of the graph with calls; turns: its nodes for each call, in
-    the order of the layer's graph, in which a chain counts by its first; chains: its nodes for each call of a chain."""
+    """A graph written out. originals: its nodes by those of the graph with calls; iterations: its nodes for each call,
+    in the order of the layer's graph, in which a chain counts by its first; chains: its nodes for each call of a
+    chain."""
 
     gm: fx.GraphModule
     originals: dict[fx.Node, fx.Node]
-    turns: dict[fx.Node, list[fx.Node]]
+    iterations: dict[fx.Node, list[fx.Node]]
     chains: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
 
     def behind(self, outer: Written) -> Written:
         """This graph written out, as seen from one in which further nodes of the graph with calls are calls."""
         whole = {**{call: nodes[0] for call, nodes in self.chains.items()}, **self.originals}
-        turns = {call: [whole[node] for node in turn] for call, turn in outer.turns.items()}
+        iterations = {call: [whole[node] for node in iteration] for call, iteration in outer.iterations.items()}
         chains = {call: [whole[node] for node in nodes] for call, nodes in outer.chains.items()}
         originals = {}
         for copy, node in outer.originals.items():
-            if node in self.turns:
-                turns[copy] = self.turns[node]
+            if node in self.iterations:
+                iterations[copy] = self.iterations[node]
             elif node in self.chains:
                 chains[copy] = self.chains[node]
             elif node in self.originals:
                 originals[copy] = self.originals[node]
         for call, nodes in self.chains.items():  # those inside of layers are nobody's copy
             chains.setdefault(call, nodes)
-        return Written(self.gm, originals, turns, chains)
+        return Written(self.gm, originals, iterations, chains)
 
 
 class Repeats:
@@ -141,12 +142,12 @@ class Repeats:
         if inner is None:
             return None
         position, names, below = inner
-        body, turn = list(at.target.body.graph.nodes), written.turns[at]
+        body, iteration = list(at.target.body.graph.nodes), written.iterations[at]
         shift = sum(node.op == "placeholder" for node in body)
-        for node, name in zip(turn, (n.name for n in body[shift:position]), strict=False):
+        for node, name in zip(iteration, (n.name for n in body[shift:position]), strict=False):
             if name in names:
                 values[node] = names[name]
-        node = turn[position - shift]
+        node = iteration[position - shift]
         if isinstance(body[position].target, ChainCall):
             node = next(nodes for nodes in written.chains.values() if nodes[0] is node)[step_of(below)]
         return Reached(node, values, below)
@@ -160,35 +161,35 @@ def step_of(entry: types.TracebackType | None) -> int:
 
 
 def write_body(gm: fx.GraphModule, layer: Layer) -> Draft:
-    """The nodes of a layer's first turn as a graph of their own."""
+    """The nodes of a layer's first iteration as a graph of their own."""
     graph = fx.Graph()
     copies = {}
     for i, node in enumerate(layer.inputs[0]):
         copies[node] = graph.placeholder(f"input_{i}")
         copies[node].meta["val"] = node.meta.get("val")
-    for node in layer.turns[0]:
+    for node in layer.iterations[0]:
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    graph.output(tuple(copies[layer.turns[0][position]] for position in layer.outputs))
+    graph.output(tuple(copies[layer.iterations[0][position]] for position in layer.outputs))
     return Draft(gm, graph)
 
 
 def with_calls(gm: fx.GraphModule, layers: list[Layer], targets: list[LayerCall]) -> tuple[fx.Graph, Written]:
-    """The graph with one call for each turn of a layer, and what its nodes stand for."""
-    begins = {turn[0]: (i, k) for i, layer in enumerate(layers) for k, turn in enumerate(layer.turns)}
-    inside = {node for layer in layers for turn in layer.turns for node in turn}
+    """The graph with one call for each iteration of a layer, and what its nodes stand for."""
+    begins = {iteration[0]: (i, k) for i, layer in enumerate(layers) for k, iteration in enumerate(layer.iterations)}
+    inside = {node for layer in layers for iteration in layer.iterations for node in iteration}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     written = Written(gm, {}, {})
     for node in gm.graph.nodes:
         if node in begins:
             which, number = begins[node]
-            layer, turn = layers[which], layers[which].turns[number]
-            own = set(turn)
+            layer, iteration = layers[which], layers[which].iterations[number]
+            own = set(iteration)
             call = graph.call_function(targets[which], tuple(copies[n] for n in layer.inputs[number]))
-            call.meta["val"] = tuple(turn[position].meta.get("val") for position in layer.outputs)
-            written.turns[call] = turn
+            call.meta["val"] = tuple(iteration[position].meta.get("val") for position in layer.outputs)
+            written.iterations[call] = iteration
             for place, position in enumerate(layer.outputs):
-                original = turn[position]
+                original = iteration[position]
                 if any(user not in own for user in original.users):
                     copy = graph.create_node("call_function", operator.getitem, (call, place), name=original.name)
                     copy.meta.update(original.meta)
@@ -268,8 +269,8 @@ def find_layers(nodes: list[fx.Node], shortest: int = SHORTEST) -> Iterator[Laye
         if run is None:
             continue
         begin, length, count = run
-        turns = [nodes[begin + k * length : begin + (k + 1) * length] for k in range(count)]
-        layer = equal_turns(turns) or equal_turns(turns[1:])
+        iterations = [nodes[begin + k * length : begin + (k + 1) * length] for k in range(count)]
+        layer = equal_iterations(iterations) or equal_iterations(iterations[1:])
         if layer is not None:
             yield layer
         pending += [(low, begin), (begin + length * count, high)]
@@ -299,35 +300,35 @@ def longest_run(signs: list[int], low: int, high: int, shortest: int) -> tuple[i
     return best
 
 
-def equal_turns(turns: list[list[fx.Node]]) -> Layer | None:
-    """The turns from the first on that do what the first one does, if they are enough."""
-    if len(turns) < FEWEST:
+def equal_iterations(iterations: list[list[fx.Node]]) -> Layer | None:
+    """The iterations from the first on that do what the first one does, if they are enough."""
+    if len(iterations) < FEWEST:
         return None
-    first = {node: i for i, node in enumerate(turns[0])}
+    first = {node: i for i, node in enumerate(iterations[0])}
     order: dict[fx.Node, fx.Node] = {}
-    layer = Layer([turns[0]], [])
-    for turn in turns:
-        places = first if turn is turns[0] else {node: i for i, node in enumerate(turn)}
+    layer = Layer([iterations[0]], [])
+    for iteration in iterations:
+        places = first if iteration is iterations[0] else {node: i for i, node in enumerate(iteration)}
         given: dict[fx.Node, fx.Node] = {}
-        for a, b in zip(turns[0], turn, strict=True):
+        for a, b in zip(iterations[0], iteration, strict=True):
             if a.target is not b.target or not same_items(a.args, b.args, first, places, given):
                 return enough(layer)
             if (a.kwargs or b.kwargs) and not same(a.kwargs, b.kwargs, first, places, given):
                 return enough(layer)
         order = order or given
         layer.inputs.append([given[node] for node in order])
-        if turn is not turns[0]:
-            layer.turns.append(turn)
+        if iteration is not iterations[0]:
+            layer.iterations.append(iteration)
     return enough(layer)
 
 
 def enough(layer: Layer) -> Layer | None:
     """The layer with its outputs, if it comes often enough."""
-    if len(layer.turns) < FEWEST:
+    if len(layer.iterations) < FEWEST:
         return None
     used: set[int] = set()
-    for turn in layer.turns:
-        own = set(turn)
-        used |= {i for i, node in enumerate(turn) if any(user not in own for user in node.users)}
+    for iteration in layer.iterations:
+        own = set(iteration)
+        used |= {i for i, node in enumerate(iteration) if any(user not in own for user in node.users)}
     layer.outputs = sorted(used)
     return layer

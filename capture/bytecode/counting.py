@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .places import AFTER_LOOP
+from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
 MARK = "moebius: instructions that are not the user's"  # a constant of such code: (MARK, "0110…"), one digit each
@@ -175,9 +175,9 @@ class Counter:
             self.add(key, count)
 
     def so_far(self, again: Iterable[tuple[types.CodeType, list[int]]] = ()) -> Callable[[], Counts]:
-        """What has been counted by now, without instructions (``places.run_again``) that will run again, natively:
-        those that only prepare a call, ask for what decides a branch, or advance a generator that goes on. It is made
-        when it is asked for."""
+        """What has been counted by now, without instructions (``stack_layout.run_again``) that will run again,
+        natively: those that only prepare a call, ask for what decides a branch, or advance a generator that goes on. It
+        is made when it is asked for."""
         reached = [Reached(known, known.count, known.in_loops.count) for known in self.codes.values()]
         for code, offsets in again:
             for one in reached:

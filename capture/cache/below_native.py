@@ -6,7 +6,7 @@ import types
 from dataclasses import replace
 from typing import Any, cast
 
-from ..bytecode.hidden import apart, hidden
+from ..bytecode.hidden_frames import apart, hidden
 from ..hook import set_frame_callback, set_settler
 from ..options import Options
 from ..torch_facts import torch_private
@@ -36,7 +36,7 @@ def captured_below(function: types.FunctionType) -> Any:
     names = function.__code__.co_varnames[: flat.__code__.co_argcount]
     found = Captured(flat, replace(options, fullgraph=False), names=names, parent=owner)
     if owner is not None:
-        found.policy.learn_from(owner.policy, function.__code__)
+        found.assumptions.learn_from(owner.assumptions, function.__code__)
     found.below_native.append(found)
     return found.entry
 

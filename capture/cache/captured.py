@@ -23,7 +23,7 @@ from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
 from moebius.lowering import WholeStepRefusedError
 
-from ..bytecode.hidden import apart, hidden
+from ..bytecode.hidden_frames import apart, hidden
 from ..bytecode.progress import progress
 from ..bytecode.reported import uncounted
 from ..codegen.native_frames import left_alone, run_cells_natively
@@ -40,25 +40,33 @@ from ..report.failure import failure_file
 from ..report.records import Recompile, Stats
 from ..selftest import works
 from ..shadow import Shadow
-from ..tensors.parked import Parked
+from ..tensors.deferred_state import DeferredState
 from ..torch_facts import torch_private
 from ..torch_facts.random_state import paused_collector
-from ..trace.policy import FOREIGN, Policy
+from ..trace.assumptions import FOREIGN, Assumptions
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
 from .calls import is_watched, note, note_gone, note_looked_at
+from .continuations import (
+    MAX_CONTINUATIONS,
+    SAME_CONTINUATIONS,
+    again,
+    continuations_of,
+    earlier_continuation,
+    later,
+    left_behind,
+)
 from .deterministic import deterministic
+from .environment_changes import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
+from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
 from .frames import OWNER
-from .leading_back import LeadingBack
+from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
-from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .misses import RARE, leave_backward_outside, missed
-from .opening import open_numbers, open_place
-from .outlived import Outlived
-from .placing import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
 from .recompiles import failures, hint_of, latest_reason, told
-from .rests import MAX_RESTS, SAME_RESTS, again, later, left_behind, one_before, rests_of
+from .reference_cycles import ReferenceCycles
+from .stale_captures import StaleCapture
 from .varying import Varying, tell
 
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
@@ -77,7 +85,8 @@ class Captured:
     """One callable under capture: a function of the user's, or the rest of one after a graph break.
 
     entry: the C callable that dispatches on guards. children: what goes on after its breaks and functions that were
-    met below native calls. segments: what was captured, newest last. rests: of frames, by their code, oldest first.
+    met below native calls. segments: what was captured, newest last. continuations: of frames, by their code, oldest
+    first.
     """
 
     def __init__(
@@ -89,8 +98,10 @@ class Captured:
         parent: Captured | None = None,
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
-        self.policy = Policy(dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options)
-        self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
+        self.assumptions = Assumptions(
+            dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options
+        )
+        self.assumptions.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
         self.left: list[Segment] = []  # for reports: one that a branch on data left, until there is another
         self.children: list[Captured] = []
@@ -107,19 +118,20 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
-        self.outlived, self.varying = Outlived(), Varying()
+        self.outlived, self.varying = StaleCapture(), Varying()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
-        self.parked = Parked([])
+        self.deferred_state = DeferredState([])
         self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
-        self.taught: dict[types.CodeType, Policy] = {} if parent is None else parent.taught
+        self.taught: dict[types.CodeType, Assumptions] = {} if parent is None else parent.taught
         self.below_native: list[Captured] = [] if parent is None else parent.below_native
         self.left_at = 0  # calls by the time at which what led to it went
-        self.rests: dict[types.CodeType, list[weakref.ref[Captured]]] = {} if parent is None else parent.rests
+        self.continuations: dict[types.CodeType, list[weakref.ref[Captured]]]
+        self.continuations = {} if parent is None else parent.continuations
         if parent is not None:
-            self.policy.natively = parent.policy.natively  # what a step reads, its rest may change
-            self.policy.learn_with(self.taught.setdefault(function.__code__, self.policy))
-            self.policy.learn_from(parent.policy, function.__code__)
+            self.assumptions.natively = parent.assumptions.natively  # what a step reads, its continuation may change
+            self.assumptions.learn_with(self.taught.setdefault(function.__code__, self.assumptions))
+            self.assumptions.learn_from(parent.assumptions, function.__code__)
             parent.children.append(self)
         ALL.add(self)
 
@@ -146,15 +158,15 @@ class Captured:
         if why := self.why_not(args, kwargs):
             note(self, None, why, again=False)
             return native
-        if self.parked.put_back():
+        if self.deferred_state.put_back():
             for segment in self.segments:
                 if segment.guards.hold(args, kwargs):
                     note(self, segment, "", again=False)
-                    return self.parked.around(self.runner(segment))
+                    return self.deferred_state.around(self.runner(segment))
         before = bool(self.segments or self.recompiles)
         worth_it, why = False, ""
         try:
-            if (run := one_before(self, args, kwargs)) is not None:
+            if (run := earlier_continuation(self, args, kwargs)) is not None:
                 return run
             worth_it = not entry.targets or self.learn(args, kwargs)
             if worth_it:
@@ -164,7 +176,7 @@ class Captured:
             self.report_failure(error)
             worth_it = False
         except MoebiusError:
-            self.parked.take_away()
+            self.deferred_state.take_away()
             raise
         except SignalArrived:
             worth_it, why = False, "a signal came while it was captured"
@@ -177,15 +189,15 @@ class Captured:
                 self.report_failure(error)
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
-            self.parked.take_away()
+            self.deferred_state.take_away()
             note(self, None, self.given_up or why, again=before)
             return native
         note(self, segment, "", again=before)
         if segment.graph_break is not None and self.options.fullgraph:
-            self.parked.take_away()
-            self.parked.park()
+            self.deferred_state.take_away()
+            self.deferred_state.park()
             raise GraphBreakError(segment.graph_break)
-        return self.parked.around(self.runner(segment)) if self.parked.away else self.runner(segment)
+        return self.deferred_state.around(self.runner(segment)) if self.deferred_state.away else self.runner(segment)
 
     def why_not(self, args: tuple, kwargs: dict[str, Any]) -> str:
         """Why a call runs natively, before anything of it is captured; "" if it does not."""
@@ -236,20 +248,20 @@ class Captured:
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
         request = self.request(args, kwargs)
-        children, made = len(self.children), len(self.parked.made)
+        children, made = len(self.children), len(self.deferred_state.made)
         segment = self.attempt(request, started)
         if placing := Placement.wanted(segment, self.options):
             del segment  # no reference to a parameter may remain while its storage moves
             self.children.clear()
             self.below_native.clear()
-            self.parked.taken_out(self.parked.made)
+            self.deferred_state.taken_out(self.deferred_state.made)
             placing.place(self.options)
             segment = self.attempt(request, started)
         if stale := self.stale(segment, args, kwargs):
             # What capture asks natively (a cached function's answer) may fill what the trace has read, once.
             del self.children[children:]
-            self.parked.taken_out(self.parked.made[made:])
-            del self.parked.made[made:]
+            self.deferred_state.taken_out(self.deferred_state.made[made:])
+            del self.deferred_state.made[made:]
             segment = self.attempt(request, started)
             if self.stale(segment, args, kwargs):
                 raise changed(*stale)
@@ -298,7 +310,7 @@ class Captured:
         request = self.request(args, kwargs)
         try:
             with paused_collector():
-                found = call_unhooked(trace, request, self.policy)
+                found = call_unhooked(trace, request, self.assumptions)
         except (Exception, SignalArrived):  # the first capture stands
             return True
         finally:
@@ -327,18 +339,18 @@ class Captured:
         try:
             return self.attempt_once(request, started)
         except WholeStepRefusedError as refused:
-            leave_backward_outside(self.policy, str(refused))
+            leave_backward_outside(self.assumptions, str(refused))
             self.children.clear()
         return self.attempt_once(request, started)
 
     def attempt_once(self, request: Request, started: float) -> Segment:
-        found = trace(request, self.policy)
+        found = trace(request, self.assumptions)
         if not self.root:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
             average_what_it_met(found, self.function, self.options, self.root)
-            return build(found, self.options, self.make_resume, self.below, self.parked, started)
+            return build(found, self.options, self.make_resume, self.below, self.deferred_state, started)
         finally:
             found.release()
 
@@ -398,24 +410,25 @@ class Captured:
         names: tuple[str, ...],
         varying: set[str],
     ) -> Any:
-        """The captured rest of a frame: called, it is put off until the frame is left that calls it.
+        """The captured continuation of a frame: called, it is put off until the frame is left that calls it.
 
-        Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
-        known, until the guards of an earlier turn hold for one: that goes on in the earlier one's. After many turns the
-        same rest goes on to serve. varying: places with numbers that the graph has computed.
+        Each iteration of a loop with a graph break in it goes on in a continuation of its own, in which the places of
+        that iteration are known, until the guards of an earlier iteration hold for one: that goes on in the earlier
+        one's. After many turns the same continuation goes on to serve. varying: places with numbers that the graph has
+        computed.
         """
-        same, depth = rests_of(self, code)
-        if len(same) >= SAME_RESTS:
+        same, depth = continuations_of(self, code)
+        if len(same) >= SAME_CONTINUATIONS:
             return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
         cells = tuple(types.CellType() for _ in range(n_cells))
         function = left_alone(types.FunctionType(code, globals_, name, None, cells))
-        if depth >= MAX_RESTS:
+        if depth >= MAX_CONTINUATIONS:
             return run_cells_natively(function, n_cells)
-        rest = Captured(function, self.options, n_cells, names, parent=self)
-        rest.policy.volatile |= varying
-        known = self.rests.setdefault(code, [])
-        known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(rest)]
-        return later(rest.entry)
+        continuation = Captured(function, self.options, n_cells, names, parent=self)
+        continuation.assumptions.symbolic_places |= varying
+        known = self.continuations.setdefault(code, [])
+        known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(continuation)]
+        return later(continuation.entry)
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
@@ -454,18 +467,18 @@ class Captured:
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:
                 continue
-            opened = open_place(self.policy, fact, segment.guards, args, kwargs)
+            opened = open_place(self.assumptions, fact, segment.guards, args, kwargs)
             served = self.entry.hits - segment.hits_before >= RARE
             goes = (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
                 hint = hint_of(fact, args, kwargs)
-                tell(self, self.varying.learn(self.policy, fact, hint, served, args, kwargs))
+                tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs))
             if goes:
                 self.forget(segment)
-            open_numbers(self.policy, segment.guards, args, kwargs)
+            open_numbers(self.assumptions, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
             hint, latest = latest_reason(self.recompiles)
-            if found := self.varying.leave_open(self.policy, hint):
+            if found := self.varying.leave_open(self.assumptions, hint):
                 tell(self, found)
                 for segment in alike:
                     self.forget(segment)
@@ -546,13 +559,13 @@ class Captured:
         """Forget everything that was captured."""
         self.entry.clear()
         self.below_native.clear()
-        for known in (self.segments, self.left, self.children, self.recompiles, self.taught, self.rests):
+        for known in (self.segments, self.left, self.children, self.recompiles, self.taught, self.continuations):
             known.clear()
-        self.parked = Parked([])
-        self.policy.forget()
+        self.deferred_state = DeferredState([])
+        self.assumptions.forget()
         self.misses.clear()
         self.given_up, self.unused, self.races, self.counted, self.superseded = "", 0, 0, (0, 0), 0
-        self.outlived, self.varying, self.cold_seconds = Outlived(), Varying(), 0.0
+        self.outlived, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 
 
 def tell_before_it_goes(captured: Captured, everybody: list[Callable[[Captured], None]] = BEFORE_IT_GOES) -> None:
@@ -569,7 +582,7 @@ def captures() -> list[tuple[CompiledGuards, Callable[..., Any]]]:
     return [(segment.guards, segment.run) for captured in [*ALL] for segment in [*captured.segments, *captured.left]]
 
 
-LEADING_BACK = LeadingBack(captures)
+LEADING_BACK = ReferenceCycles(captures)
 
 
 def captured_once(function: types.FunctionType, args: tuple) -> Segment:

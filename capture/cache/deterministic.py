@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..bytecode.hidden import hidden
+from ..bytecode.hidden_frames import hidden
 
 
 def deterministic(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,8 @@ def worth_capturing(function: types.FunctionType) -> bool:
     if code.co_name in ("<module>", "<lambda>"):
         return False
     if code.co_varnames[:1] == (".0",):
-        return False  # a comprehension's turns, over an iterator that is there already: each would be a graph break
+        # a comprehension's iterations, over an iterator that is there already: each would be a graph break
+        return False
     return traceable(function) is None
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from moebius.lowering.step import BranchError, ReachedElsewhereError
 
 from ..hook import Entry
-from ..trace.policy import FOREIGN, LEFT_OUT, Policy
+from ..trace.assumptions import FOREIGN, LEFT_OUT, Assumptions
 from ..trace.segment import Segment
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; one that ends a ``while`` loop has none
@@ -21,7 +21,7 @@ class Captured(Protocol):
     """What is asked of a captured function (``captured.Captured``)."""
 
     function: types.FunctionType
-    policy: Policy
+    assumptions: Assumptions
     segments: list[Segment]
     left: list[Segment]
     misses: dict[str, int]
@@ -49,13 +49,13 @@ def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> No
 def keep_backward_outside(captured: Captured, found: str) -> None:
     """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
     from now on, and the second has the gradients that are there for inputs."""
-    captured.policy.whole_step, captured.policy.outside = False, LEFT_OUT
+    captured.assumptions.whole_step, captured.assumptions.outside = False, LEFT_OUT
     capture_again(captured, found, LEFT_OUT[1])
 
 
-def leave_backward_outside(policy: Policy, why: str) -> None:
+def leave_backward_outside(assumptions: Assumptions, why: str) -> None:
     """A foreign backend cannot have the whole step: it gets what stands before and after backward, as two graphs."""
-    policy.whole_step, policy.outside = False, (f"{FOREIGN[0]}, as {why}", FOREIGN[1])
+    assumptions.whole_step, assumptions.outside = False, (f"{FOREIGN[0]}, as {why}", FOREIGN[1])
 
 
 def capture_again(captured: Captured, found: str, hint: str = "") -> None:
@@ -82,8 +82,8 @@ def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None
         "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
         "use torch.where, or keep the branch out of the step",
     )  # fmt: skip
-    captured.policy.predictions[error.place] = error.taken
+    captured.assumptions.predictions[error.place] = error.taken
     if side_exit.ends or misses > MAX_MISSES:  # (how many iterations there are is another number in each call)
-        captured.policy.unpredictable.add(branch)
+        captured.assumptions.unpredictable.add(branch)
     captured.forget(segment)
     captured.left = [segment]

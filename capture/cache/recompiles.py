@@ -14,7 +14,7 @@ from ..guards.program import changed_in_class, changed_key, describe_object
 from ..guards.recorder import Fact, describe
 from ..hook import ABSENT
 from ..trace.segment import Segment
-from .opening import met, other_sizes, record_name
+from .generalize_guards import met, other_sizes, record_name
 
 STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
 LOCAL = re.compile(r"L\['(\w+)'\]")

@@ -18,10 +18,10 @@ from ..guards.sources import Part, Source, from_arguments
 from ..heap.records import CONTAINERS
 from ..hook import ABSENT
 from ..values.formulas import Guard, Unchanged
-from .opening import met, record_name
+from .generalize_guards import met, record_name
 
 if TYPE_CHECKING:
-    from ..trace.policy import Policy
+    from ..trace.assumptions import Assumptions
 
 # Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
 # first steps each find something new was cut into pieces for good.
@@ -54,7 +54,7 @@ class Varying:
         self.values: dict[str, deque[str]] = {}
         self.rounds = 0  # of ``leave_open``
 
-    def leave_open(self, policy: Policy, hint: str) -> str:
+    def leave_open(self, assumptions: Assumptions, hint: str) -> str:
         """All places that have varied a few times, items of lists counted as one, are no longer taken for constants:
         the function was captured again so often that it would run natively. Returns what ``learn`` does."""
         families: Counter[str] = Counter()
@@ -62,8 +62,8 @@ class Varying:
             families[family(place)] += count
         told = []
         for place, values in self.values.items():
-            if families[family(place)] >= FAMILIAR and place not in policy.varying:
-                policy.varying[place] = f"{', '.join(values)} in the last calls", hint
+            if families[family(place)] >= FAMILIAR and place not in assumptions.varying:
+                assumptions.varying[place] = f"{', '.join(values)} in the last calls", hint
                 told.append("what a graph break left" if place.startswith(STACK) else place)
         self.rounds += 1
         if not told or self.rounds > ROUNDS:  # (new places may come without an end)
@@ -71,7 +71,9 @@ class Varying:
         more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         return f"{', '.join(told[:SHOWN])}{more} changed again and again; {FROM_NOW_ON}; {hint}"
 
-    def learn(self, policy: Policy, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any]) -> str:
+    def learn(
+        self, assumptions: Assumptions, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any]
+    ) -> str:
         """Note why a capture did not fit. served: whether it had served often before. Returns, in words, which value
         is no longer taken for a constant; "" for none. (Of a log that grows nobody is told: it reads as a break.)"""
         record, told = fact.record, ""
@@ -83,10 +85,10 @@ class Varying:
             self.counts[key] += 1
             limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
             limit = FEW_WAYS if served or few or isinstance(now, FEW) else limit
-            if self.counts[key] < limit or place in policy.varying:
+            if self.counts[key] < limit or place in assumptions.varying:
                 continue
             found = f"{', '.join(values)} in the last calls"
-            policy.varying[place] = found, hint
+            assumptions.varying[place] = found, hint
             if type(now) not in CONTAINERS:
                 name = "what a graph break left" if place.startswith(STACK) else place
                 told = told or f"{name} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"

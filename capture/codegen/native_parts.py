@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
-from ..bytecode.hidden import hidden
+from ..bytecode.hidden_frames import hidden
 
 KEPT = 16  # runs of a part, the newest
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..bytecode.hidden import hidden
+from ..bytecode.hidden_frames import hidden
 from ..torch_facts import torch_private
 
 CALL = "m_out = m_graph("

@@ -26,7 +26,7 @@ from moebius.interpreter import NULL, UNSET, is_kind
 from moebius.interpreter.shells import frame_of
 
 from ..bytecode import c_callables
-from ..bytecode.hidden import residual_file
+from ..bytecode.hidden_frames import residual_file
 from ..guards.sources import Source, Static
 from ..heap.iterator_states import give_state, state_of
 from ..heap.objects import Objects
@@ -40,11 +40,20 @@ from ..python.substitutes import HandleNumber, next_number
 from ..regions.loops import RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values.numbers import Number
-from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from ..values.values import (
+    ATOMS,
+    IDENTITIES,
+    SYMBOLIC,
+    CannotRebuild,
+    SymbolicObject,
+    TensorMethod,
+    TensorProxy,
+    UndefinedAfterLoop,
+)
 from .context_tokens import Tokens
+from .effect_replay import is_ordered
 from .ranges import profiled
-from .remade import function_value, generator_value, random_value
-from .replay import is_ordered
+from .rebuild_functions import function_value, generator_value, random_value
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
@@ -176,7 +185,7 @@ class Emitter:
             return self.load(met.places[0])
         if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
             return self.graph_value(proxy)  # a tensor as the key of a dict
-        if id(value) not in self.objects.new and not issubclass(kind, StandIn):  # (these are of the trace alone)
+        if id(value) not in self.objects.new and not issubclass(kind, SymbolicObject):  # (these are of the trace alone)
             if issubclass(kind, (*IDENTITIES, frozenset, slice)):
                 return self.slice_value(value) if issubclass(kind, slice) else self.constant(value)
             raise CannotRebuild(f"a {kind.__name__} of unknown origin")
@@ -274,7 +283,7 @@ class Emitter:
             return self.assign(value, f"iter({rows}{form})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
-        if is_kind(value, StandIn):
+        if is_kind(value, SymbolicObject):
             return self.assign(value, value.expression(self))
         if kind is functools.partial:
             args = "".join(f", {self.value(a)}" for a in value.args)
@@ -313,7 +322,7 @@ class Emitter:
             return self.value(value.function)
         if kind is Pulled:
             return self.value(value.iterator)
-        if is_kind(value, types.GeneratorType | LoopLeftover):
+        if is_kind(value, types.GeneratorType | UndefinedAfterLoop):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         if is_kind(value, ContextToken):
             return self.tokens.token(self, value, self.objects.records[id(value.variable)].writes[None])

@@ -23,10 +23,11 @@ from moebius.interpreter import UNSET, Frame, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
 from ..bytecode.counting import marks_of, with_marks
-from ..bytecode.hidden import hidden
-from ..bytecode.hidden_cells import hidden_later
+from ..bytecode.hidden_frames import hidden
+from ..bytecode.instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
 from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
-from ..bytecode.places import (
+from ..bytecode.pep709_cells import hidden_later
+from ..bytecode.stack_layout import (
     AFTER_LOOP,
     BEFORE_CALL,
     NULL_FIRST,
@@ -38,10 +39,9 @@ from ..bytecode.places import (
     reads_one_attribute,
     without_call_prefix,
 )
-from ..bytecode.sequences import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
-from ..bytecode.unset_cells import asked_first, unset_reads
+from ..bytecode.unbound_cells import asked_first, unset_reads
 from ..regions.branches import BRANCHES, asks_for_jump
-from ..values.values import LoopLeftover
+from ..values.values import UndefinedAfterLoop
 from .stretches import native_end
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
@@ -134,7 +134,7 @@ class Continuation:
         self.broken = frame.pc
         self.entry = without_call_prefix(self.program, frame.pc)
         held = zip(self.program.localsplus, frame.locals, strict=True)
-        leftovers = {name for name, value in held if type(value) is LoopLeftover}
+        leftovers = {name for name, value in held if type(value) is UndefinedAfterLoop}
         self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
         refuse_cells(frame.stack)
         self.calls_super = first_argument(self.code) if any(value is super for value in frame.stack) else set()

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from moebius.kernels import experts, experts_rows
-from moebius.lowering.experts.joining import experts_of_parts
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
 from moebius.lowering.experts.stacking import (
     block_experts,
@@ -24,11 +23,12 @@ from moebius.lowering.experts.stacking import (
     experts_that_ran,
     in_set_order,
     join_blocks,
-    of_turns_that_ran,
+    of_iterations_that_ran,
     rows_if,
     stack_experts,
 )
-from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.experts.weight_concat import experts_of_parts
+from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.step import (
     autograd_function,
     backward_with_hooks,
@@ -142,7 +142,7 @@ ATTRIBUTES = frozenset(
 )
 OURS: dict[str, Callable[..., Any]] = {
     "moebius.expert_loop": expert_loop,
-    "moebius.skip_turn": skip_turn,
+    "moebius.skip_iteration": skip_iteration,
     "moebius.autograd_function": autograd_function,
     "moebius.by_autocast": by_autocast,
     "moebius.leave_autocast": leave_autocast,
@@ -170,7 +170,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.no_rows": no_rows,
     "moebius.block_experts": block_experts,
     "moebius.experts_that_ran": experts_that_ran,
-    "moebius.of_turns_that_ran": of_turns_that_ran,
+    "moebius.of_iterations_that_ran": of_iterations_that_ran,
     "moebius.rows_if": rows_if,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,

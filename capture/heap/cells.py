@@ -41,7 +41,7 @@ class Cells(Store):
         if value is ABSENT:
             self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
             return ABSENT
-        by_its_way = is_kind(value, torch.Tensor) or place.name in self.volatile or named(value)
+        by_its_way = is_kind(value, torch.Tensor) or place.name in self.symbolic_places or named(value)
         if record.source.static and not by_its_way:
             kind = "equal" if type(value) in ATOMS else "is"
             self.guards.check(kind, place, value, text="unchanged")
@@ -72,7 +72,7 @@ class Cells(Store):
             self.guards.holds(name, "is unset", lambda v: v.get(ABSENT) is ABSENT, source)
             return ABSENT
         place = Part(name, source, "python", value_of)
-        if issubclass(type(value), torch.Tensor) or name in self.volatile or named(value):
+        if issubclass(type(value), torch.Tensor) or name in self.symbolic_places or named(value):
             return self.enter(value, place)
         self.guards.check("equal" if type(value) in ATOMS else "is", place, value, text="unchanged")
         return self.enter(value, Static(name, value))

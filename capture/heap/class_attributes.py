@@ -28,7 +28,7 @@ class ClassAttributes:
 
     def __init__(self, objects: Objects):
         self.objects, self.guards = objects, objects.guards
-        self.moving = {place.rpartition(".")[2] for place in objects.volatile}
+        self.moving = {place.rpartition(".")[2] for place in objects.symbolic_places}
         self.written: set[str] = set()
         self.shown: set[type] = set()
         self.changes = 0
@@ -48,7 +48,7 @@ class ClassAttributes:
         owner = next((base for base in cls.__mro__ if self.has(base, name)), None)
         if owner is None or not owner.__flags__ & HEAP_TYPE:
             return UNREAD
-        if name not in self.written and f"{owner.__qualname__}.{name}" not in self.objects.volatile:
+        if name not in self.written and f"{owner.__qualname__}.{name}" not in self.objects.symbolic_places:
             return UNREAD
         self.guards.class_order(cls)
         for base in cls.__mro__[: cls.__mro__.index(owner)]:

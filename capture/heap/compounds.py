@@ -12,7 +12,7 @@ from moebius.interpreter import is_kind
 
 from ..guards.recorder import describe
 from ..guards.sources import Source, Static, part
-from ..values.unfollowed import UnfollowedTensor
+from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS
 from .identities import HasItems, Identities, SameItems
 from .records import MetTuple, Record

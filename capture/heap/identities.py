@@ -17,9 +17,9 @@ from moebius.interpreter import is_kind
 
 from ..guards.sources import Source
 from ..python.enums import hashes_by_name
-from ..regions.histories import refuse_outcome
+from ..regions.autograd_joins import refuse_outcome
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
 from .store import Store
 
@@ -158,7 +158,7 @@ class Identities(Store):
             for part in (key.__self__, getattr(key, "__func__", None)):
                 if (record := self.records.get(id(part))) is not None:
                     self.pin(record, "the object of the same key")
-        if is_kind(key, StandIn):
+        if is_kind(key, SymbolicObject):
             key.refuse("the hash")
         if is_kind(key, RuntimeNumber):
             return key.numbers.constant(key)  # type: ignore[attr-defined]

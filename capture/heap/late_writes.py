@@ -52,7 +52,7 @@ class LateWrites(VaryingPlaces):
         record = self.records.get(id(value))
         if record is None or record.obj is not value or record.shadow is not None or type(value) is not list:
             return None
-        if not record.late and record.source.name not in self.volatile:
+        if not record.late and record.source.name not in self.symbolic_places:
             return None
         self.heap.read("length", value, None, None)
         return self.open_length(record)

@@ -52,7 +52,7 @@ from .records import (
 
 
 class Objects(Compounds, Cells, LateWrites, Lifetimes):
-    """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
+    """All objects of one trace. ``symbolic_places``: names of places whose value differs from call to call."""
 
     def what_is_now(self) -> dict[str, Callable[[Any, Any, Any], Any]]:
         reads: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -104,7 +104,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             if is_kind(owner := self.enter_builtin(value, source), TensorProxy):
                 return self.made(TensorMethod(owner, value.__name__))
         elif issubclass(kind, IDENTITIES) or (
-            identified(value) and not (source.name in self.volatile and is_bare(value))
+            identified(value) and not (source.name in self.symbolic_places and is_bare(value))
         ):
             if not source.static:
                 named = issubclass(kind, type | types.FunctionType)  # (of another object it may be user code that says)
@@ -136,7 +136,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         if source.static:
             return value
         if (type(value) in (int, float, complex, str) or type(value) in NUMPY_NUMBERS) and (
-            source.name in self.volatile or (type(value) is not str and is_counted(source))
+            source.name in self.symbolic_places or (type(value) is not str and is_counted(source))
         ):
             return self.symbolic(value, source)
         if self.varying and self.varies(value, source):
@@ -184,7 +184,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         """``dict_get`` for several plain keys of a dict."""
         source, reads, heap = record.source, record.reads, self.heap
         self.refuse_late(record)
-        if record.shadow is not None or record.writes or not source.static or self.volatile:
+        if record.shadow is not None or record.writes or not source.static or self.symbolic_places:
             return [self.dict_get(record, key) for key in keys]
         if id(record) in self.schedules:
             return [self.dict_get(record, key) for key in keys]
@@ -250,7 +250,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         if source.static:
             name = part_name(source, "dict_item", key)
             if value is not ABSENT and (
-                name in self.volatile
+                name in self.symbolic_places
                 or self.is_counter(record, key)
                 or (type(value) is float and is_schedule(name, key))
                 or self.by_its_way(record, value)
@@ -400,7 +400,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
 
     def whole_sequence(self, record: Record) -> Any:
         source, items = record.source, list(record.obj)
-        if source.static and not (type(record.obj) is list and source.name in self.volatile):
+        if source.static and not (type(record.obj) is list and source.name in self.symbolic_places):
             self.same_items(record, items)
             for item in items:
                 self.hangs(record.obj, item)

@@ -110,7 +110,7 @@ class Slots:
 
     def enter_c_value(self, obj: Any, value: Any, name: str) -> Any:
         place = part(self.objects.need(obj).source, "attr", name)
-        by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.volatile or named(value)
+        by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.symbolic_places or named(value)
         if place.parent.static and not by_its_way:
             if type(value) in ATOMS:
                 self.guards.equals(place, value)

@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Base of the parts of ``Objects``. ``volatile``: names of places whose value differs from call to call."""
+    """Base of the parts of ``Objects``. ``symbolic_places``: names of places whose value differs from call to call."""
 
     def __init__(
         self,
         guards: GuardRecorder,
         tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
         symbolic: Callable[[Any, Source], Any],
-        volatile: frozenset[str],
+        symbolic_places: frozenset[str],
         tensors_met: dict[int, TensorProxy] | None = None,
     ):
         self.heap = heap = Heap()
         self.note = heap.note
         self.tensors_met = {} if tensors_met is None else tensors_met  # by id of the real tensor
-        self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
+        self.guards, self.tensor_input = guards, tensor_input
+        self.symbolic, self.symbolic_places = symbolic, symbolic_places
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
-        self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
-        self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
+        self.before_effects: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
+        self.after_effects: list[Callable[[Any], None]] = []  # the same after them
         self.inside: list[tuple[Body, int]] = []  # the open ones, and since when: ``within``
         self.outcomes: dict[Any, tuple[Any, ...]] = {}  # tensors that the data decides: which ones each may be
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it

@@ -98,7 +98,7 @@ def assign(attributes: ClassLookups, proxy: TensorProxy, name: str, value: Any) 
     if record is not None:
         objects.dict_set(record, name, value)
     elif not proxy.attributes:
-        objects.at_the_end.append(functools.partial(replay, proxy))
+        objects.after_effects.append(functools.partial(replay, proxy))
     proxy.attributes[name] = value
 
 

@@ -25,7 +25,7 @@ from moebius.lowering.step.filters import recorders
 
 from ..guards.sources import Part, Source
 from ..hook import ABSENT
-from ..values.unfollowed import Varying
+from ..values.opaque_tensor import Varying
 from ..values.values import Break
 from .records import CONTAINERS, Record
 from .store import Store
@@ -67,8 +67,8 @@ class VaryingPlaces(Store):
     def refuse_one(self, name: str) -> NoReturn:
         self.tell(name)
         met, hint = self.varying[name]
-        in_each_turn = "" if torch.is_grad_enabled() else IN_EACH_TURN  # (an optimizer's loop)
-        raise Break(REASON, f"{name} was {met}, and the step needs its value here", hint, in_each_turn)
+        in_each_iteration = "" if torch.is_grad_enabled() else IN_EACH_TURN  # (an optimizer's loop)
+        raise Break(REASON, f"{name} was {met}, and the step needs its value here", hint, in_each_iteration)
 
     def is_growing(self, record: Record) -> bool:
         """Whether it is one of these, and this call has not read it as a whole."""
@@ -124,7 +124,7 @@ class VaryingPlaces(Store):
         return None if record.late else record
 
     def has_open_length(self, record: Record) -> bool:
-        return self.is_growing(record) or length_of(record.source).name in self.volatile
+        return self.is_growing(record) or length_of(record.source).name in self.symbolic_places
 
     def refuse_growing(self, record: Record) -> None:
         """A graph break where one of these is to be read as a whole."""
@@ -134,7 +134,7 @@ class VaryingPlaces(Store):
         """The same where a loop is to go through one."""
         self.refuse_if_growing(record, "gone through", IN_EACH_TURN)
 
-    def refuse_if_growing(self, record: Record, what: str, in_each_turn: str = "") -> None:
+    def refuse_if_growing(self, record: Record, what: str, in_each_iteration: str = "") -> None:
         if self.is_growing(record):
             kind = type(record.obj).__name__
             self.tell(record.source.name)
@@ -142,5 +142,5 @@ class VaryingPlaces(Store):
                 "container that changes from call to call",
                 f"{record.source.name} is {what}, and the {kind} held something else in each call",
                 "read it outside of the step: append() alone reads nothing",
-                in_each_turn,
+                in_each_iteration,
             )

@@ -124,7 +124,7 @@ class Walks:
         place = Part(f"next({source.name})", source, "python", ahead)
         self.guards.check("type", place, tuple, text="is as far as it was")
         walk = self.open[id(iterator)] = Walk(iterator, place, ahead, rest)
-        self.objects.at_the_start.append(walk.advance)
+        self.objects.before_effects.append(walk.advance)
         return walk
 
     def is_disturbed(self, walk: Walk) -> bool:
@@ -152,7 +152,7 @@ class Walks:
         """Whether another object was met here in another call: one that is known by its identity (a layer)."""
         if type(item) is tuple:
             return any(self.varies(value, f"{name}[{i}]") for i, value in enumerate(item))
-        return name in self.objects.volatile and type(item) not in ATOMS and not is_kind(item, torch.Tensor)
+        return name in self.objects.symbolic_places and type(item) not in ATOMS and not is_kind(item, torch.Tensor)
 
     def refuse(self, iterator: Any, why: str = "") -> NoReturn:
         kind = type(iterator).__name__

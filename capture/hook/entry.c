@@ -236,66 +236,66 @@ call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kw
 /* ---- the rest of a frame ---- */
 
 /* What a frame returns that goes on in another entry: the call is made by whoever called the frame, so that a loop with a
-   graph break in each turn does not go one call deeper with each. */
+   graph break in each iteration does not go one call deeper with each. */
 typedef struct {
     PyObject_HEAD
     PyObject *entry, *args;
-} Rest;
+} Continuation;
 
 static int
-rest_traverse(Rest *rest, visitproc visit, void *arg)
+continuation_traverse(Continuation *continuation, visitproc visit, void *arg)
 {
-    Py_VISIT(rest->entry);
-    Py_VISIT(rest->args);
+    Py_VISIT(continuation->entry);
+    Py_VISIT(continuation->args);
     return 0;
 }
 
 static void
-rest_dealloc(Rest *rest)
+continuation_dealloc(Continuation *continuation)
 {
-    PyObject_GC_UnTrack(rest);
-    Py_CLEAR(rest->entry);
-    Py_CLEAR(rest->args);
-    PyObject_GC_Del(rest);
+    PyObject_GC_UnTrack(continuation);
+    Py_CLEAR(continuation->entry);
+    Py_CLEAR(continuation->args);
+    PyObject_GC_Del(continuation);
 }
 
-PyTypeObject mb_Rest_Type = {
+PyTypeObject mb_Continuation_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "moebius.hook.native.Rest",
-    .tp_basicsize = sizeof(Rest),
+    .tp_name = "moebius.hook.native.Continuation",
+    .tp_basicsize = sizeof(Continuation),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The rest of a call, which is still to be run.",
-    .tp_dealloc = (destructor)rest_dealloc,
-    .tp_traverse = (traverseproc)rest_traverse,
+    .tp_dealloc = (destructor)continuation_dealloc,
+    .tp_traverse = (traverseproc)continuation_traverse,
 };
 
 static PyObject *
 entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
 {
     PyObject *positional = PyTuple_New(n);
-    Rest *rest = positional == NULL ? NULL : PyObject_GC_New(Rest, &mb_Rest_Type);
-    if (rest == NULL) {
+    Continuation *continuation = positional == NULL ? NULL : PyObject_GC_New(Continuation, &mb_Continuation_Type);
+    if (continuation == NULL) {
         Py_XDECREF(positional);
         return NULL;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
     }
-    rest->entry = Py_NewRef(entry);
-    rest->args = positional;
-    PyObject_GC_Track(rest);
-    return (PyObject *)rest;
+    continuation->entry = Py_NewRef(entry);
+    continuation->args = positional;
+    PyObject_GC_Track(continuation);
+    return (PyObject *)continuation;
 }
 
 /* Takes a result and runs what is still to be run, to its end. */
 static PyObject *
 finished(PyObject *result)
 {
-    while (result != NULL && Py_IS_TYPE(result, &mb_Rest_Type)) {
-        Rest *rest = (Rest *)result;
-        PyObject *entry = rest->entry, *args = rest->args;
-        rest->entry = rest->args = NULL;
-        Py_DECREF(rest);
+    while (result != NULL && Py_IS_TYPE(result, &mb_Continuation_Type)) {
+        Continuation *continuation = (Continuation *)result;
+        PyObject *entry = continuation->entry, *args = continuation->args;
+        continuation->entry = continuation->args = NULL;
+        Py_DECREF(continuation);
         PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
         result = call_entry_once((Entry *)entry, items, (size_t)PyTuple_GET_SIZE(args), NULL);
         Py_DECREF(args);
@@ -513,7 +513,7 @@ static PyMethodDef entry_methods[] = {
     {"remove", (PyCFunction)entry_remove, METH_O, "remove(program) -> bool: forget its target; False if there is none."},
     {"clear", (PyCFunction)entry_clear_method, METH_NOARGS, "clear(): forget all targets."},
     {"later", (PyCFunction)(void (*)(void))entry_later, METH_FASTCALL,
-     "later(*args) -> Rest: the call, to be made once the frame that returns it is left."},
+     "later(*args) -> Continuation: the call, to be made once the frame that returns it is left."},
     {NULL, NULL, 0, NULL},
 };
 

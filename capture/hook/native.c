@@ -123,7 +123,7 @@ execute(PyObject *module)
     const char *off = getenv("MOEBIUS_DISABLE");
     mb_disabled = off != NULL && *off != '\0' && strcmp(off, "0") != 0;
     if (PyType_Ready(&Absent_Type) < 0 || PyType_Ready(&mb_GuardProgram_Type) < 0 || PyType_Ready(&mb_Entry_Type) < 0 ||
-        PyType_Ready(&mb_Rest_Type) < 0) {
+        PyType_Ready(&mb_Continuation_Type) < 0) {
         return -1;
     }
     if (mb_absent == NULL && (mb_absent = PyObject_New(PyObject, &Absent_Type)) == NULL) {

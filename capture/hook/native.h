@@ -162,7 +162,7 @@ int mb_watch_one(PyObject *object, int on);             /* a dict or class, for 
 
 /* entry.c */
 extern PyTypeObject mb_Entry_Type;
-extern PyTypeObject mb_Rest_Type;
+extern PyTypeObject mb_Continuation_Type;
 PyObject *mb_finish(PyObject *module, PyObject *result);
 PyObject *mb_set_own_tracer(PyObject *module, PyObject *tracer);
 PyObject *mb_is_traced(PyObject *module, PyObject *unused);

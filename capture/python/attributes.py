@@ -34,8 +34,9 @@ from ..torch_facts import torch_private
 from ..values.number_methods import attribute_of
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
-from ..values.unfollowed import Varying
-from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from ..values.opaque_tensor import Varying
+from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy
+from ..values.values import UndefinedAfterLoop as Undefined
 from .questions import QUESTIONS
 from .specials import is_generic
 from .texts import Text
@@ -67,7 +68,7 @@ class Attributes(Slots):
         """What ``name`` is along the MRO of ``cls``, not bound; ABSENT if nowhere. Guarded."""
         key = (cls, name)
         if key not in self.looked_up:
-            if issubclass(cls, StandIn):
+            if issubclass(cls, SymbolicObject):
                 raise Break("tensor read as a number", f"{name} of a {cls.__name__} of the graph's", "it runs natively")
             if (moving := self.of_classes.find(cls, name)) is not UNREAD:
                 self.heard(name, moving, cls)
@@ -120,7 +121,7 @@ class Attributes(Slots):
             return tensor_attributes.read(self, obj, name)
         if issubclass(kind, Text) and obj.known:
             return getattr(obj.numbers.constant(obj), name)
-        if issubclass(kind, StandIn):
+        if issubclass(kind, SymbolicObject):
             return obj.attribute(name)
         if kind is torch.SymInt and name in ("real", "numerator"):
             return obj
@@ -132,7 +133,7 @@ class Attributes(Slots):
             raise Break("attribute of a number", f"{name} of a text that the graph makes", "use arithmetic only")
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
-        if kind is LoopLeftover:
+        if kind is Undefined:
             detail = f"{obj.name} is read after the loop"
             raise Break("value of an expert loop's last iteration", detail, "do not use the loop's variables after it")
         if kind in ATOMS or (kind is slice and name in ("start", "stop", "step")):

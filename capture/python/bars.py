@@ -14,7 +14,7 @@ from moebius.lowering.step import bar_call
 
 from ..heap.records import raw_dict
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, StandIn
+from ..values.values import ATOMS, Break, SymbolicObject
 from .texts import is_stream
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ METHODS = frozenset(
 OVERRIDES = METHODS | {"display", "format_meter", "status_printer", "moveto", "get_lock"}
 
 
-class Drawn(StandIn):
+class Drawn(SymbolicObject):
     """What ``bar.update()`` gives: whether it has drawn the bar, which depends on the clock."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, WRITE, Event
-from ..regions.blocks import proxies_in
+from ..regions.module_reuse import proxies_in
 from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
 from . import natives

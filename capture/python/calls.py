@@ -21,16 +21,16 @@ from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
 from moebius.lowering.step.optimizer_steps import before_step
 
-from ..bytecode import unset_cells
+from ..bytecode import unbound_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
-from ..bytecode.hidden import AROUND
+from ..bytecode.hidden_frames import AROUND
 from ..guards.sources import Part, Static
 from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
+from ..regions.conditional_lists import JOINS, ConditionalList
 from ..regions.functions import AutogradFunctions
-from ..regions.gathered import JOINS, Gathered
 from ..regions.hooks import GradientHooks
 from ..regions.inference import InferenceModes
 from ..tensors.array_inputs import may_be_array
@@ -41,9 +41,19 @@ from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
 from ..values.numpy_numbers import is_numpy_function
-from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from ..values.values import (
+    ATOMS,
+    SYMBOLIC,
+    Break,
+    SymbolicObject,
+    TensorMethod,
+    TensorProxy,
+    UndefinedAfterLoop,
+    type_of,
+)
 from . import natives, operator_functions
 from .bars import Bars
+from .builtin_handlers import BuiltinHandlers
 from .cached_functions import CachedFunctions
 from .callbacks import GroupKey, InTrace, Truth
 from .construction import LAZY, Construction
@@ -59,7 +69,6 @@ from .packages import Packages
 from .parts import Parts, holds_proxy
 from .questions import Questions
 from .signatures import Signatures
-from .stand_ins import StandIns
 from .substitutes import (
     ANYWHERE,
     COPY_PROTOCOL,
@@ -74,7 +83,7 @@ from .switches import Switches
 from .telling import TellsInPython
 
 
-class Calls(Methods, Construction, StandIns, CachedFunctions):
+class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
     """Dispatches every call of one trace. ``domain`` gives the operations that builtins stand for."""
 
     def __init__(self, domain: Parts):
@@ -147,7 +156,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             LOADS: self.parse_json,
             before_step: self.before_step,
             copied_tensor: self.copy_tensor,
-            unset_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
+            unbound_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions
@@ -175,7 +184,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
             return self.partial(function, args, kwargs)
-        if is_kind(function, StandIn):
+        if is_kind(function, SymbolicObject):
             return function.call(args, kwargs)
         if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:
             return stand_in(*args, **kwargs)
@@ -193,7 +202,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.unbound(function, args, kwargs)
         if kind is functools._lru_cache_wrapper:
             return self.cached(function, args, kwargs)
-        if kind is LoopLeftover:
+        if kind is UndefinedAfterLoop:
             self.attributes.get(function, "__call__")
         if is_kind(function, weakref.ref):
             return self.referent(function)
@@ -223,7 +232,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             asking.append((frame.code.co_filename, frame.code.co_qualname))
             frame = frame.back
         self.domain.asked_compiling.update(asking)
-        return not self.domain.told_compiling.isdisjoint(asking)
+        return not self.domain.compiling_for.isdisjoint(asking)
 
     def python_function(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         stand_in = self.functions.get(function) or natives.REPLACED.get(function)
@@ -344,7 +353,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 f"torch.{function.__name__} of tensors",
                 "use torch.stack or clone().detach()",
             )
-        if args and type(args[0]) is Gathered:
+        if args and type(args[0]) is ConditionalList:
             if function in JOINS and not args[0].settled():
                 return args[0].joined(args[1:], kwargs)
             args = [args[0].plain(), *args[1:]]

@@ -13,7 +13,7 @@ from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
 # What only an object of ours, or a fake tensor, can have put into a message.
 OURS = re.compile(
-    r"TensorProxy|TensorMethod|LoopLeftover|FakeTensor|SymInt|SymFloat|SymBool|\bNumber\b|\bText\b|Absent|IndexList|moebius|\bmeta\b"
+    r"TensorProxy|TensorMethod|UndefinedAfterLoop|FakeTensor|SymInt|SymFloat|SymBool|\bNumber\b|\bText\b|Absent|IndexList|moebius|\bmeta\b"
 )
 
 

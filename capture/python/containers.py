@@ -20,8 +20,8 @@ from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
-from ..regions.gathered import Gathered
-from ..regions.open_loops import ROWS
+from ..regions.conditional_lists import ConditionalList
+from ..regions.loop_regions import ROWS
 from ..regions.rows import TensorRows
 from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
@@ -30,7 +30,7 @@ from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import as_indices
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
-from ..values.values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
 from . import natives
 from .enums import plain_member
@@ -86,7 +86,7 @@ class Containers(Parts):
         kind = type(obj)
         if kind is TensorProxy:
             return self.tensors.get_item(obj, self.tensor_index(key))
-        if is_kind(obj, StandIn):
+        if is_kind(obj, SymbolicObject):
             return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
             return self.sequence_item(obj, key)
@@ -309,7 +309,7 @@ class Containers(Parts):
             return self.loops.rows(value)
         if kind in ROWS:
             return value.begin() if is_kind(value, TensorRows) else value
-        if is_kind(value, StandIn):
+        if is_kind(value, SymbolicObject):
             return value.iterate()
         self.refuse_alien(value)
         value = self.objects.seen_through(value)
@@ -367,7 +367,7 @@ class Containers(Parts):
     def next_item(self, iterator: Any) -> Any:
         if type(iterator) in ROWS:
             return self.loops.next_row(cast(Any, iterator))
-        if is_kind(iterator, StandIn):
+        if is_kind(iterator, SymbolicObject):
             return iterator.advance()
         if not is_kind(iterator, natives.ITERATORS):
             method = self.attributes.on_type(type(iterator), "__next__")
@@ -427,7 +427,7 @@ class Containers(Parts):
     # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
 
     def list_append(self, target: Any, value: Any) -> None:
-        if type(target) is Gathered:
+        if type(target) is ConditionalList:
             target.append(value)
             return
         self.calls.container_method(target, list, "append", [value], {})
@@ -518,7 +518,7 @@ class Containers(Parts):
             return str(value, *encoding)
         if is_kind(value, BaseException) and self.objects.record_of(value) is None:
             return self.exception_text(value)
-        if not is_kind(value, TensorProxy | LoopLeftover | TensorMethod):
+        if not is_kind(value, TensorProxy | UndefinedAfterLoop | TensorMethod):
             method = self.attributes.on_type(type(value), "__str__")
             if is_kind(method, types.FunctionType):
                 return self.call(method, [value], {})

@@ -34,10 +34,10 @@ from ..heap.walks import Walks
 from ..hook import ABSENT
 from ..hook.signals import WAITING, stop_for_signals
 from ..options import Options
-from ..regions.blocks import Blocks
-from ..regions.gathered import Lists
-from ..regions.loops import TURN, Loops
-from ..regions.open_loops import ROWS, times
+from ..regions.conditional_lists import Lists
+from ..regions.loop_regions import ROWS, times
+from ..regions.loops import ITERATION, Loops
+from ..regions.module_reuse import ModuleReuse
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
 from ..tensors.bounds import Bounds
@@ -64,7 +64,7 @@ class TrackingDomain(Operators, Containers):
     calls: Calls
     lists: Lists
     loops: Loops
-    blocks: Blocks | None
+    blocks: ModuleReuse | None
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
@@ -78,14 +78,15 @@ class TrackingDomain(Operators, Containers):
         self.loops = Loops(self, self.lists)
         self.arrays, self.walks = Arrays(self), Walks(objects)
         self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
-        self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
+        # (a foreign backend takes each size symbol once)
+        self.blocks = ModuleReuse(self) if tensors.whole_step else None
         if self.blocks is not None:
             tensors.gradients.switched = self.blocks.forget
         self.root: Frame | None = None
         self.root_steps = 0
         self.stop_at: int | None = None
         self.asked_compiling: set[tuple[str, str]] = set()  # file and name of functions that asked ``is_compiling()``
-        self.told_compiling: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
+        self.compiling_for: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
         self.options: Options | None = None  # what the callable being traced was captured with
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
@@ -353,7 +354,8 @@ class TrackingDomain(Operators, Containers):
             return
         heap, inside = self.objects.heap, self.objects.inside
         heap.read(OWN, generator, None, None)
-        if inside and inside[-1][0] is TURN:  # (a loop over experts in a generator goes on in it from turn to turn)
+        # (a loop over experts in a generator goes on in it from iteration to iteration)
+        if inside and inside[-1][0] is ITERATION:
             heap.write(generator, WHOLE, heap.age(generator))
         else:
             self.objects.touch(generator)

@@ -16,7 +16,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import blocks, enter_block, filter_call, leave_block
 
 from ..values.numbers import Number
-from ..values.values import Break, StandIn
+from ..values.values import Break, SymbolicObject
 from . import natives
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def refuse_module() -> None:
     """A graph break, while tracing."""
 
 
-class Recorded(StandIn):
+class Recorded(SymbolicObject):
     """The list in which a block keeps the warnings: what is in it only the running step knows."""
 
     __slots__ = ("number",)

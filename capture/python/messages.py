@@ -21,7 +21,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 from moebius.lowering.step.filters import recorders
 
-from ..bytecode.hidden import MARK
+from ..bytecode.hidden_frames import MARK
 from ..heap.records import raw_dict
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break

@@ -30,7 +30,7 @@ from moebius.interpreter import is_kind
 from ..bytecode.c_callables import owner_of
 from ..heap.records import CONTAINERS, DICTS, VIEWS
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
 
 # Functions in C of numbers, which give numbers, texts or tuples of such.
 OF_NUMBERS: frozenset[Any] = frozenset(
@@ -399,7 +399,7 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
     known: whether a list existed before the step, which is not looked into; without it no list is.
     """
     kind = type(value)
-    if is_kind(value, StandIn):
+    if is_kind(value, SymbolicObject):
         value.refuse("the value")
     if is_kind(value, RuntimeNumber):
         return value.numbers.constant(value)  # type: ignore[attr-defined]

@@ -19,24 +19,24 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from ..heap.objects import identified
 from ..heap.records import CONTAINERS, DICTS, SETS
 from ..hook import ABSENT
-from ..regions.histories import refuse_one_or_two
-from ..regions.open_loops import ROWS
+from ..regions.autograd_joins import refuse_one_or_two
+from ..regions.loop_regions import ROWS
 from ..tensors import tensor_class
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
 from ..values.numbers import COMPARISONS, Number, example, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS, leaves_to_tensors
-from ..values.unfollowed import Unfollowed, Varying
+from ..values.opaque_tensor import OpaqueTensor, Varying
 from ..values.values import (
     ATOMS,
     IDENTITIES,
     SYMBOLIC,
     Break,
-    LoopLeftover,
-    StandIn,
+    SymbolicObject,
     TensorMethod,
     TensorProxy,
+    UndefinedAfterLoop,
     type_of,
 )
 from ..values.views import View
@@ -447,9 +447,9 @@ class Operators(Parts):
 
     def is_same(self, left: Any, right: Any) -> bool:
         kinds = type(left), type(right)
-        if LoopLeftover in kinds:
-            self.refuse_alien(left if kinds[0] is LoopLeftover else right)
-        if all(issubclass(kind, View | Unfollowed) for kind in kinds):
+        if UndefinedAfterLoop in kinds:
+            self.refuse_alien(left if kinds[0] is UndefinedAfterLoop else right)
+        if all(issubclass(kind, View | OpaqueTensor) for kind in kinds):
             left.refuse("the identity")
         if Varying in kinds and type_of(left) is type_of(right):
             (left if kinds[0] is Varying else right).refuse("the identity")
@@ -471,7 +471,7 @@ class Operators(Parts):
         return left is right
 
     def is_none(self, value: Any) -> bool:
-        if issubclass(type(value), LoopLeftover):
+        if issubclass(type(value), UndefinedAfterLoop):
             self.refuse_alien(value)
         return value is None
 
@@ -495,7 +495,7 @@ class Operators(Parts):
             return self.tensors.symbolic_truth(value)
         if kind is Number:
             return self.numbers.truth(value)
-        if issubclass(type(value), StandIn):
+        if issubclass(type(value), SymbolicObject):
             return value.truth()
         if kind is Text:
             return bool(natives.specialised(value))
@@ -520,8 +520,8 @@ class Operators(Parts):
         return self.truth(self.compare("!=", self.calls.length(value), 0))
 
     def refuse_alien(self, value: Any) -> None:
-        if issubclass(type(value), (LoopLeftover, TensorMethod, StandIn, *ROWS)):
-            if issubclass(type(value), LoopLeftover):
+        if issubclass(type(value), (UndefinedAfterLoop, TensorMethod, SymbolicObject, *ROWS)):
+            if issubclass(type(value), UndefinedAfterLoop):
                 self.attributes.get(value, "value")
             raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
 
@@ -548,9 +548,9 @@ class Operators(Parts):
                 self.attributes.on_type(kind, name)
 
 
-def stand_in_of(left: Any, right: Any) -> StandIn | None:
+def stand_in_of(left: Any, right: Any) -> SymbolicObject | None:
     """That of two operands which stands for something else, the left one first."""
-    return left if issubclass(type(left), StandIn) else right if issubclass(type(right), StandIn) else None
+    return next((side for side in (left, right) if issubclass(type(side), SymbolicObject)), None)
 
 
 def family_of(value: Any) -> type:

@@ -10,7 +10,7 @@ from moebius.interpreter import Domain, Frame, is_kind
 
 from ..heap.objects import Objects
 from ..heap.records import Record
-from ..values.values import SYMBOLIC, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from ..values.values import SYMBOLIC, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop
 
 if TYPE_CHECKING:
     from ..bytecode.counting import Counter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..heap.heap import Heap
     from ..heap.walks import Walks
     from ..options import Options
-    from ..regions.open_loops import OpenLoop
+    from ..regions.loop_regions import LoopRegion
     from ..tensors.array_inputs import ArrayInputs
     from ..tensors.arrays import Arrays
     from ..tensors.bounds import Bounds
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class RowLoops(Protocol):
     """``regions.loops.Loops``."""
 
-    open: list[OpenLoop]
+    open: list[LoopRegion]
 
     def rows(self, proxy: TensorProxy) -> Any: ...
 
@@ -46,7 +46,7 @@ class RowLoops(Protocol):
 
 
 class GatheredLists(Protocol):
-    """``regions.gathered.Lists``."""
+    """``regions.conditional_lists.Lists``."""
 
     def make(self, items: list) -> Any: ...
 
@@ -54,7 +54,7 @@ class GatheredLists(Protocol):
 
 
 class ModuleCalls(Protocol):
-    """``regions.blocks.Blocks``."""
+    """``regions.module_reuse.ModuleReuse``."""
 
     def call(self, module: Any, args: list, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any: ...
 
@@ -76,7 +76,7 @@ class Parts(Domain):
     counter: Counter
     root_steps: int
     asked_compiling: set[tuple[str, str]]
-    told_compiling: frozenset[tuple[str, str]]
+    compiling_for: frozenset[tuple[str, str]]
     making: dict[Frame | None, Any]
     calls: CallParts
     lists: GatheredLists
@@ -109,7 +109,7 @@ class Parts(Domain):
         return self.machine.frame
 
     @property
-    def open_loops(self) -> list[OpenLoop]:
+    def open_loops(self) -> list[LoopRegion]:
         """The loops and branches that the running code is in and that are written down as one node."""
         return self.loops.open
 
@@ -172,4 +172,4 @@ def holds_proxy(value: Any) -> bool:
 
 def is_alien(value: Any) -> bool:
     """Values that exist in the trace only, other than tensors."""
-    return issubclass(type(value), (*SYMBOLIC, TensorMethod, LoopLeftover, StandIn))
+    return issubclass(type(value), (*SYMBOLIC, TensorMethod, UndefinedAfterLoop, SymbolicObject))

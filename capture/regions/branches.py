@@ -1,7 +1,7 @@
-"""Which ``if`` on values is recorded as a loop of one turn, or as two: one whose sides go on behind it.
+"""Which ``if`` on values is recorded as a loop of one iteration, or as two: one whose sides go on behind it.
 
-``if mask.any(): …`` in the turn of an unrolled loop, or ``if count == 0: continue`` there. The test reads the bytecode
-only; that the body changes nothing but tensors and the function's locals is seen when it is interpreted.
+``if mask.any(): …`` in the iteration of an unrolled loop, or ``if count == 0: continue`` there. The test reads the
+bytecode only; that the body changes nothing but tensors and the function's locals is seen when it is interpreted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAVING = ("RETURN_", "RAISE_", "RERAISE", "YIELD_", "SEND", "INTERPRETER_EXIT")
 ASKING = {"TO_BOOL": 1, "COMPARE_OP": 2} if "TO_BOOL" in dis.opmap else {}
 
 
-class OneTurn:
+class Conditional:
     """What stands for the rows of a recorded branch. here: its index. entry, inside: where its body begins, and the
     indices of it.
 
@@ -59,7 +59,7 @@ class OneTurn:
     ) -> None:
         self.here, self.entry, self.inside, self.end, self.skip_if = here, entry, inside, end, skip_if
         self.given, self.below = given, below
-        self.other: OneTurn | None = None
+        self.other: Conditional | None = None
 
 
 def past_jumps(frame: Frame, index: int) -> int:
@@ -79,7 +79,7 @@ def asks_for_jump(instructions: Any, index: int) -> int:
     return count if count and instructions[index + 1].opname in BRANCHES else 0
 
 
-def branch_at(frame: Frame) -> OneTurn | None:
+def branch_at(frame: Frame) -> Conditional | None:
     """The branch at the frame's instruction, if both of its sides lead to one place; one of them may be empty."""
     program, here = frame.program, frame.pc
     target, opname = program.instructions[here].target, program.instructions[here].opname
@@ -93,12 +93,12 @@ def branch_at(frame: Frame) -> OneTurn | None:
         entry, given = last_copy(program, way), below or (opname in VALUED and way == target)
         if past_jumps(frame, entry) == end:
             if below or opname in VALUED:  # its value counts
-                sides.append(OneTurn(here, end, frozenset(), end, skip_if, given, below))
+                sides.append(Conditional(here, end, frozenset(), end, skip_if, given, below))
             continue
         inside = side(program, entry, end, here)
         if inside is None or here in inside or any(map(is_suspended, (program.instructions[i] for i in inside))):
             return None
-        sides.append(OneTurn(here, entry, inside, end, skip_if, given, below))
+        sides.append(Conditional(here, entry, inside, end, skip_if, given, below))
     if len(sides) < 2:
         return sides[0] if sides else None
     first, second = sides
@@ -151,7 +151,7 @@ def is_read_from(frame: Frame, index: int, name: str) -> bool:
 
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:
-    """Whether a condition asks for nothing but the number of this turn's expert."""
+    """Whether a condition asks for nothing but the number of this iteration's expert."""
     if is_kind(condition, TensorProxy):
         return of_row(condition.node, row)
     symbols = set(torch_private.free_unbacked_symbols(condition)) if is_kind(condition, SYMBOLIC) else set()

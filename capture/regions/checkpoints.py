@@ -2,7 +2,7 @@
 
 Lowering sees its operators (experts in it are lowered), and then makes them the body of one checkpointed node. What the
 function does to Python objects would happen once more when backward runs it again, so a function that changes what
-existed before it is a graph break, but for what it would not do again (``rerun``).
+existed before it is a graph break, but for what it would not do again (``recompute``).
 
 A ``context_fn`` that says what is kept all the same is in ``selective``.
 
@@ -29,8 +29,8 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 from ..tensors.gradients import Applied
 from ..torch_facts import torch_private
 from ..values.values import Body, Break, TensorProxy
-from .blocks import gradient_sources
-from .rerun import Again, Read, after, fakes_in
+from .module_reuse import gradient_sources
+from .recompute import Again, Read, after, fakes_in
 from .selective import Selective
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from ..tensors.gradients import CHANGED, Applied
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
-from .bodies import Bodies
-from .histories import refuse_doubt
+from .autograd_joins import refuse_doubt
+from .subgraphs import SubgraphTracer
 
 HINT = "it runs natively; nothing to do"
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
@@ -90,7 +90,7 @@ class FunctionHistory(torch.autograd.Function):
         return found
 
 
-class AutogradFunctions(Bodies):
+class AutogradFunctions(SubgraphTracer):
     """Calls of ``Function.apply`` in one trace."""
 
     what = "autograd.Function"

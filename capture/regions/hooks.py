@@ -23,7 +23,7 @@ from ..guards.sources import Source, part
 from ..python import natives
 from ..python.substitutes import module_hook
 from ..values.values import Break, CannotRebuild, TensorProxy
-from .bodies import Bodies
+from .subgraphs import SubgraphTracer
 
 if TYPE_CHECKING:
     from ..heap.interfaces import Residual
@@ -85,7 +85,7 @@ class Registered:
         return self.tensor.fake.grad_fn is not self.history
 
 
-class GradientHooks(Bodies):
+class GradientHooks(SubgraphTracer):
     """All gradient hooks in one trace."""
 
     what = REASON
@@ -97,7 +97,7 @@ class GradientHooks(Bodies):
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
         self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
-        self.objects.at_the_end.append(self.leave)
+        self.objects.after_effects.append(self.leave)
 
     def register(self, tensor: TensorProxy, hook: Any) -> Any:
         """``tensor.register_hook(hook)``, as torch/_tensor.py does it."""

@@ -2,11 +2,11 @@
 
 ``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
 symbolic row, and ``for e in range(n)`` over experts for one symbolic e (range_loops.py). The body becomes a graph of
-its own; ``continue`` on a condition on values becomes ``skip_turn``, or where the turn has set something by then, the
-rest of it a branch. A local that a turn reads and replaces is
-*carried*; one that a turn only sets is a leftover that nobody may read afterwards. What such a node cannot express
-(leaving the loop early, changing Python objects) is a graph break. An ``if`` on values is a loop of one turn, which
-that condition skips (branches.py); with ``else`` it is two (two_sides.py).
+its own; ``continue`` on a condition on values becomes ``skip_iteration``, or where the iteration has set something by
+then, the rest of it a branch. A local that an iteration reads and replaces is
+*carried*; one that an iteration only sets is a leftover that nobody may read afterwards. What such a node cannot
+express (leaving the loop early, changing Python objects) is a graph break. An ``if`` on values is a loop of one
+iteration, which that condition skips (branches.py); with ``else`` it is two (two_sides.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx
 
 from moebius.interpreter import STOP, UNSET, Frame, is_kind
 from moebius.lowering.experts.stacking import in_set_order
-from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.graph import expert_loop, skip_iteration
 
 from ..bytecode.flow import RETURNED, last_copy
 from ..bytecode.liveness import accesses
@@ -29,31 +29,22 @@ from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.numbers import Number
-from ..values.values import ATOMS, Body, Break, LoopLeftover, TensorProxy
-from .branches import ASKING, BRANCHES, VALUED, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
-from .gathered import Lists, maybe_absent
-from .histories import carried_on, found_by_turn, refuse_turns
-from .hit_loops import HitTurns, hit_turns
-from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, on_values, reorder_placeholders
+from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
+from . import branches, two_sides
+from .active_experts import ActiveExperts, active_iterations
+from .autograd_joins import carried_on, found_by_iteration, refuse_iterations
+from .branches import ASKING, BRANCHES, VALUED, Conditional
+from .conditional_lists import Lists, maybe_absent
+from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
-from .two_sides import (
-    FirstSide,
-    given,
-    hand_out,
-    is_double,
-    leave_first,
-    leave_second,
-    left_on_stack,
-    own_condition,
-    placeholders,
-)
+from .two_sides import FirstSide
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
 
 
-TURN = Body(
+ITERATION = Body(
     "an expert loop changes Python state",
     "a {} that existed before the iteration is changed inside the loop",
     "collect results in a tensor (index_add_), or iterate over a Python range",
@@ -67,12 +58,12 @@ class Loops:
     def __init__(self, domain: Parts, lists: Lists):
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.writer, self.counter = self.tensors.writer, domain.counter
-        self.open: list[OpenLoop] = []
+        self.open: list[LoopRegion] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
-        self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as a turn for each expert
+        self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as an iteration for each expert
         self.not_by_number: set[tuple[Any, int]] = set()  # those that this did not help
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -96,24 +87,24 @@ class Loops:
             return None
         if how == LISTED and not is_kind(proxy.fake.shape[0], torch.SymInt):
             return None
-        # the list stays as it is, whatever the turns write
+        # the list stays as it is, whatever the iterations write
         copied = self.tensors.method(proxy, "clone" if how == LISTED else "unique", (), {})
         if how == ELEMENTS:
             copied = self.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.objects.made(TensorRows(copied, numbers=True))
 
     def array_rows(self, proxy: TensorProxy) -> TensorRows:
-        """``iter(array)`` of a vector of unknown length. A turn sees what an earlier one wrote into it."""
+        """``iter(array)`` of a vector of unknown length. An iteration sees what an earlier one wrote into it."""
         if self.open or self.writer.is_inner:
             raise Break("tensor read as a number", "an array of unknown length", "iterate over the tensor")
         return self.objects.made(TensorRows(proxy, numbers=True, of_array=True)).begin()
 
-    def number(self, rows: TensorRows | HitTurns, value: Any) -> Any:
+    def number(self, rows: TensorRows | ActiveExperts, value: Any) -> Any:
         """A row that is a number: Python's, or numpy's."""
         return self.domain.arrays.number(value, bounded=type(value) is int) if rows.of_array else value
 
-    def next_row(self, rows: TensorRows | RangeRows | HitTurns) -> Any:
-        """The row of the turn that begins, or STOP after the recorded turn."""
+    def next_row(self, rows: TensorRows | RangeRows | ActiveExperts) -> Any:
+        """The row of the iteration that begins, or STOP after the recorded iteration."""
         if rows.finished:
             return STOP
         loop = self.open[-1] if self.open else None
@@ -127,21 +118,21 @@ class Loops:
         """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
         while self.open and self.open[-1].frame is frame:
             loop = self.open[-1]
-            if not is_kind(loop.rows, OneTurn):
+            if not is_kind(loop.rows, Conditional):
                 return
             frame.pc = last_copy(frame.program, frame.pc)
             if not loop.is_at_end():
                 return
-            self.end_turn(loop)
+            self.end_iteration(loop)
 
     def observe(self, frame: Frame) -> None:
-        """Before each instruction: open a loop, close it, or leave a turn."""
+        """Before each instruction: open a loop, close it, or leave an iteration."""
         loop = self.open[-1] if self.open else None
         if loop is not None and self.domain.machine.depth < loop.depth:
             raise Break("expert loop left early", "an exception inside the loop", "let every iteration run to its end")
         if loop is not None and loop.frame is frame:
             if loop.is_at_end():
-                self.end_turn(loop)
+                self.end_iteration(loop)
                 return
             if frame.pc not in loop.inside or frame.program.instructions[frame.pc].opname in LEAVES:
                 raise Break(
@@ -160,7 +151,7 @@ class Loops:
             self.take_branch(frame)
             return
         if opname in ASKING:
-            self.look_at_jump(frame, asks_for_jump(frame.program.instructions, frame.pc))
+            self.look_at_jump(frame, branches.asks_for_jump(frame.program.instructions, frame.pc))
             return
         if opname != "FOR_ITER":
             return
@@ -228,32 +219,34 @@ class Loops:
             raise Break("data-dependent branch", detail, "return after them")
 
     def take_hits(self, frame: Frame) -> None:
-        """A loop over the experts that were hit whose turn, recorded once for all of them, broke the graph."""
+        """A loop over the experts that were hit whose iteration, recorded once for all of them, broke the graph."""
         key, rows = (frame.code, frame.pc), frame.stack[-1]
         if self.open or key not in self.by_number or rows.finished:
             return
-        turns = hit_turns(rows, key)
-        if turns is not None:
+        iterations = active_iterations(rows, key)
+        if iterations is not None:
             rows.finished = True
-            frame.stack[-1] = self.objects.made(turns)
+            frame.stack[-1] = self.objects.made(iterations)
 
     def open_hits(self) -> set[tuple[Any, int]]:
         """The loops over rows of tensors that the trace is in, and those over hits by number."""
-        return {(loop.frame.code, loop.start) for loop in self.open if is_kind(loop.rows, TensorRows | HitTurns)}
+        return {(loop.frame.code, loop.start) for loop in self.open if is_kind(loop.rows, TensorRows | ActiveExperts)}
 
     # ------------------------------------------------------------------------------------------------------------------
-    # One recorded turn
+    # One recorded iteration
     # ------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]) -> None:
-        loop = OpenLoop(frame, rows, carried)
+    def begin(
+        self, frame: Frame, rows: TensorRows | RangeRows | ActiveExperts | Conditional, carried: list[int]
+    ) -> None:
+        loop = LoopRegion(frame, rows, carried)
         loop.counted = self.counter.mark()
         loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
         writer, objects = self.tensors.writer, self.objects
         loop.where = writer.where()
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
-        objects.open_body(TURN)
+        objects.open_body(ITERATION)
         loop.row = writer.scope.placeholder("row")
         if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -268,7 +261,7 @@ class Loops:
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
             loop.carried_nodes.append(node)
             with self.tensors.mode:
-                fake = found_by_turn(value.fake)
+                fake = found_by_iteration(value.fake)
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.tensors.wrap(fake, node)
             objects.outcomes[frame.locals[index]] = (value,)
@@ -276,7 +269,7 @@ class Loops:
         for index in carried:
             self.note_read(frame, index, loop.before[index])
         self.open.append(loop)
-        if isinstance(rows, HitTurns):
+        if isinstance(rows, ActiveExperts):
             self.begin_hit(loop, rows)
 
     def note_read(self, frame: Frame, index: int, value: Any) -> None:
@@ -285,8 +278,8 @@ class Loops:
             if loop.frame is frame and loop.before[index] is value:
                 loop.read.add(index)
 
-    def begin_hit(self, loop: OpenLoop, rows: HitTurns) -> None:
-        """The turn of one expert: skipped unless it was hit."""
+    def begin_hit(self, loop: LoopRegion, rows: ActiveExperts) -> None:
+        """The iteration of one expert: skipped unless it was hit."""
         if not rows.unwritten():
             detail = "an iteration writes into the list of hits"
             raise Break("expert loop changes what it runs over", detail, "copy it first")
@@ -294,8 +287,8 @@ class Loops:
         row = rows.row(self.tensors)
         loop.row_value = self.number(rows, row) if rows.numbers else row
 
-    def refuse_kept_row(self, loop: OpenLoop) -> None:
-        """The turn's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
+    def refuse_kept_row(self, loop: LoopRegion) -> None:
+        """The iteration's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
         if not is_kind(loop.row_value, TensorProxy):
             return
         row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
@@ -303,7 +296,7 @@ class Loops:
             detail = "an iteration writes into its row, or keeps it"
             raise Break("expert loop changes what it runs over", detail, "copy it first")
 
-    def tensor_row(self, loop: OpenLoop) -> TensorProxy:
+    def tensor_row(self, loop: LoopRegion) -> TensorProxy:
         tensors = self.tensors
         assert is_kind(loop.rows, TensorRows) and loop.row is not None
         with tensors.world.mode:
@@ -311,33 +304,35 @@ class Loops:
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         return tensors.wrap(fake, loop.row)
 
-    def number_row(self, loop: OpenLoop, rows: RangeRows) -> Any:
+    def number_row(self, loop: LoopRegion, rows: RangeRows) -> Any:
         tensors = self.tensors
         assert loop.row is not None
         number = tensors.world.number_below(rows.count)
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         return tensors.wrap(number, loop.row)
 
-    def skip_on_condition(self, loop: OpenLoop) -> bool:
-        """A branch on values of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
+    def skip_on_condition(self, loop: LoopRegion) -> bool:
+        """A branch on values of which one side goes straight to the next iteration: that side becomes
+        ``skip_iteration``."""
         frame = loop.frame
         instruction = frame.program.instructions[frame.pc]
         jumps_if = BRANCHES.get(instruction.opname)
         if jumps_if is None or not on_values(frame.stack[-1]):
             return False
         assert instruction.target is not None
-        if past_jumps(frame, frame.pc + 1) == loop.head:
+        if branches.past_jumps(frame, frame.pc + 1) == loop.head:
             skip_if, stay = not jumps_if, instruction.target
-        elif past_jumps(frame, instruction.target) == loop.head:
+        elif branches.past_jumps(frame, instruction.target) == loop.head:
             skip_if, stay = jumps_if, frame.pc + 1
         else:
             return False  # a branch between two bodies
-        if past_jumps(frame, stay) <= frame.pc:
-            return False  # the end of a while loop: its turns are not counted
+        if branches.past_jumps(frame, stay) <= frame.pc:
+            return False  # the end of a while loop: its iterations are not counted
         if torch_private.switches() != loop.switches:
             return False
-        if is_double(loop) or loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
-            return False  # what the turn has done so far counts: the rest of it is a branch of its own
+        carried = any(frame.locals[i] is not loop.begun[i] for i in loop.carried)
+        if two_sides.is_double(loop) or loop.gathered or carried:
+            return False  # what the iteration has done so far counts: the rest of it is a branch of its own
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
         self.skip(frame.stack.pop(), skip_if)
@@ -346,7 +341,7 @@ class Loops:
         return True
 
     def skip(self, condition: Any, skip_if: bool) -> None:
-        """End the turn here where the truth of the condition is ``skip_if``."""
+        """End the iteration here where the truth of the condition is ``skip_if``."""
         tensors = self.tensors
         condition = condition.value if type(condition) is ArrayNumber else condition
         if is_kind(condition, torch.SymInt):
@@ -359,21 +354,21 @@ class Loops:
                 condition.meta["val"] = None
             else:
                 condition = torch.sym_not(condition)
-        tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
+        tensors.writer.node("call_function", skip_iteration, (condition,), {}).meta["val"] = None
 
     def take_branch(self, frame: Frame) -> None:
-        """An ``if`` on values becomes a loop of one turn, or one for each side; others are left to ``truth``."""
+        """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""
         if not self.tensors.branches or not on_values(frame.stack[-1]):
             return
         if (frame.code, frame.pc) in self.unrolled:
             return
-        rows = branch_at(frame)
+        rows = branches.branch_at(frame)
         if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
             return  # known while tracing
         if rows is not None:
             self.domain.count(frame)
             self.prefer_numbers(frame.stack[-1])
-            again = own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
+            again = two_sides.own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.open[-1].again = again
             self.enter_branch(self.open[-1])
@@ -381,32 +376,32 @@ class Loops:
             self.observe(frame)
 
     def prefer_numbers(self, condition: Any) -> None:
-        """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
-        can be (``trace.traced`` takes it so after this break)."""
+        """An iteration of a loop over hits that does something else for some experts: as an iteration for each expert,
+        where that can be (``trace.traced`` takes it so after this break)."""
         loop = self.open[-1] if len(self.open) == 1 else None
         if loop is None or not is_kind(loop.rows, TensorRows) or loop.row is None:
             return
-        if not is_of_row(condition, loop.row):
+        if not branches.is_of_row(condition, loop.row):
             return
         key = (loop.frame.code, loop.start)
-        if key not in self.by_number | self.not_by_number and hit_turns(loop.rows, key) is not None:
+        if key not in self.by_number | self.not_by_number and active_iterations(loop.rows, key) is not None:
             raise Break("expert loop branches on its number", "in a loop over hits", "it is traced again")
 
     def open_branches(self) -> set[tuple[Any, int]]:
         """Those that the trace is in: code and index."""
-        return {(loop.frame.code, loop.rows.here) for loop in self.open if is_kind(loop.rows, OneTurn)}
+        return {(loop.frame.code, loop.rows.here) for loop in self.open if is_kind(loop.rows, Conditional)}
 
-    def enter_branch(self, loop: OpenLoop) -> None:
+    def enter_branch(self, loop: LoopRegion) -> None:
         """From the branch's start into its body."""
         frame, rows = loop.frame, loop.rows
-        assert isinstance(rows, OneTurn)
+        assert isinstance(rows, Conditional)
         frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.given], loop.entry
         self.skip(loop.begun_with[-1], rows.skip_if)
 
-    def end_turn(self, loop: OpenLoop) -> None:
-        """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
+    def end_iteration(self, loop: LoopRegion) -> None:
+        """The iteration is recorded: write the loop node, and decide what the frame's locals are after the loop."""
         frame, rows = loop.frame, loop.rows
-        on_stack = left_on_stack(loop)
+        on_stack = two_sides.left_on_stack(loop)
         if torch_private.switches() != loop.switches:
             raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
         changed = [
@@ -425,43 +420,43 @@ class Loops:
             self.record_again(loop, carried)
             return
         side: FirstSide | None = None
-        if isinstance(rows, OneTurn):
+        if isinstance(rows, Conditional):
             changed = [i for i in changed if not self.is_same_if_skipped(loop, rows, i)]
             if rows.other is not None:
-                side, changed = leave_first(loop, changed, on_stack, self.objects), []
+                side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
-                changed += leave_second(loop, loop.first, on_stack, self.objects)
+                changed += two_sides.leave_second(loop, loop.first, on_stack, self.objects)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
-        if is_kind(loop.rows, HitTurns):
+        if is_kind(loop.rows, ActiveExperts):
             self.refuse_kept_row(loop)
         if not is_kind(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
             found = [node.meta["val"] for node in loop.carried_nodes]
-            refuse_turns(self.writer.scope, zip(found, left, strict=True))
+            refuse_iterations(self.writer.scope, zip(found, left, strict=True))
         body = self.close(loop)
         outcome = self.emit(loop, body)
         first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
         self.lists.close(loop, outcome[first_gathered:])
         for index in changed:
-            if loop.before[index] is UNSET or not is_kind(frame.locals[index], LoopLeftover):
-                frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
+            if loop.before[index] is UNSET or not is_kind(frame.locals[index], UndefinedAfterLoop):
+                frame.locals[index] = UndefinedAfterLoop(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
-        hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
+        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
         if side is not None:
             self.begin_other(loop, side)
-        elif is_kind(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
+        elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:
             loop.rows.at += 1
             frame.stack[:] = loop.begun_with
             self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
-        elif not is_kind(loop.rows, OneTurn):
+        elif not is_kind(loop.rows, Conditional):
             loop.rows.finished = True
 
-    def begin_other(self, loop: OpenLoop, side: FirstSide) -> None:
+    def begin_other(self, loop: LoopRegion, side: FirstSide) -> None:
         """From the end of the first side into the second."""
         frame, rows = loop.frame, loop.rows
-        assert isinstance(rows, OneTurn) and rows.other is not None
+        assert isinstance(rows, Conditional) and rows.other is not None
         for index in range(len(frame.locals)) if loop.head == RETURNED else side.indices():
             if index >= 0:
                 frame.locals[index] = loop.before[index]
@@ -470,7 +465,7 @@ class Loops:
         self.open[-1].follow(loop, side)
         self.enter_branch(self.open[-1])
 
-    def is_same_if_skipped(self, loop: OpenLoop, rows: OneTurn, index: int) -> bool:
+    def is_same_if_skipped(self, loop: LoopRegion, rows: Conditional, index: int) -> bool:
         """Whether a number that the body sets is what it was where the body does not run: ``start += n``, if n."""
         before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
         a, b, asked = (v.value if type(v) is ArrayNumber else v for v in (before, after, condition))
@@ -486,27 +481,28 @@ class Loops:
             loop.frame.locals[index] = self.domain.arrays.number(b, certain)
         return True
 
-    def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:
+    def refuse_open_locals(self, loop: LoopRegion, changed: list[int]) -> None:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
         frame = loop.frame
         for name in (frame.program.localsplus[index] for index in changed):
-            if is_read_from(frame, loop.head, name):
+            if branches.is_read_from(frame, loop.head, name):
                 raise Break(
                     "data-dependent branch",
                     f"what {name} is afterwards depends on a condition on values",
                     "use torch.where, or move the branch out of the captured step",
                 )
 
-    def reads_first(self, loop: OpenLoop, index: int) -> bool:
-        """Whether a turn reads what an earlier one left in the local, or may (read from top to bottom)."""
+    def reads_first(self, loop: LoopRegion, index: int) -> bool:
+        """Whether an iteration reads what an earlier one left in the local, or may (read from top to bottom)."""
         if index in loop.read:
             return True
         instructions = loop.frame.program.instructions
         body = instructions[loop.start + 1 : instructions[loop.start].target]
         return loop.frame.program.localsplus[index] in first_loads(body)
 
-    def record_again(self, loop: OpenLoop, carried: list[int]) -> None:
-        """Some locals turned out to be carried: drop the recorded turn and record it with placeholders for them."""
+    def record_again(self, loop: LoopRegion, carried: list[int]) -> None:
+        """Some locals turned out to be carried: drop the recorded iteration and record it with placeholders for
+        them."""
         frame = loop.frame
         for index in carried:
             before, after = loop.before[index], frame.locals[index]
@@ -539,14 +535,14 @@ class Loops:
         self.open[-1].follow(loop, loop.first)
         self.open[-1].again, self.open[-1].counted = loop.again, loop.counted
         self.counter.back_to(loop.counted)
-        if is_kind(loop.rows, OneTurn):
+        if is_kind(loop.rows, Conditional):
             self.enter_branch(self.open[-1])
 
-    def close(self, loop: OpenLoop) -> fx.GraphModule:
+    def close(self, loop: LoopRegion) -> fx.GraphModule:
         """Finish the body graph and go back to the scope around it."""
         writer = self.writer
         scope = writer.scope
-        loop.joined_nodes = placeholders(loop, scope)
+        loop.joined_nodes = two_sides.placeholders(loop, scope)
         loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]
         carried, joined = [loop.frame.locals[i] for i in loop.carried], [one.value for one in loop.joined]
         results = [*carried, *joined, *(value for _, value in loop.gathered)]
@@ -559,7 +555,7 @@ class Loops:
         self.open.pop()
         return body
 
-    def emit(self, loop: OpenLoop, body: fx.GraphModule) -> list[Any]:
+    def emit(self, loop: LoopRegion, body: fx.GraphModule) -> list[Any]:
         """The loop node in the outer graph; returns the carried values after the loop, and what it gathered."""
         writer, tensors = self.tensors.writer, self.tensors
         name = f"loop_body_{len(writer.submodules)}"
@@ -573,9 +569,10 @@ class Loops:
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
         absent = self.lists.absent(loop)
+        given = two_sides.given(loop, writer.argument)
         node = writer.scope.graph.call_function(
             expert_loop,
-            (get_body, source, (*map(writer.argument, before), *given(loop, writer.argument), *absent), tuple(outer)),
+            (get_body, source, (*map(writer.argument, before), *given, *absent), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1

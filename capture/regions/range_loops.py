@@ -1,8 +1,8 @@
 """Which ``for e in range(n)`` loops are recorded as one loop node: those that go over experts.
 
-Every such loop can be unrolled, and is when anything stands against one node: a turn that needs e as a Python number,
-Python objects that turns change, a local of the last turn that is read later. So the test here only has to be cheap: it
-reads the bytecode of the body once, and decides nothing about what the loop computes.
+Every such loop can be unrolled, and is when anything stands against one node: an iteration that needs e as a Python
+number, Python objects that iterations change, a local of the last iteration that is read later. So the test here only
+has to be cheap: it reads the bytecode of the body once, and decides nothing about what the loop computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADDS_ROWS = frozenset({"index_add_", "index_add", "index_put_", "index_put", "sc
 
 
 class RangeRows:
-    """The iterator of ``range(count)`` in a loop that is recorded for one turn. key: (code, index of FOR_ITER)."""
+    """The iterator of ``range(count)`` in a loop that is recorded for one iteration. key: (code, index of FOR_ITER)."""
 
     def __init__(self, count: int, key: tuple[Any, int]):
         self.count, self.key = count, key
@@ -35,7 +35,7 @@ def length_of(iterator: Any) -> int | None:
 
 
 def goes_over_experts(frame: Frame) -> bool:
-    """Whether the body of the loop at the frame's FOR_ITER looks like an expert's turn."""
+    """Whether the body of the loop at the frame's FOR_ITER looks like an expert's iteration."""
     instructions, head = frame.program.instructions, frame.pc
     leave = instructions[head].target
     body = instructions[head + 1 : leave]
@@ -54,7 +54,7 @@ def goes_over_experts(frame: Frame) -> bool:
 
 
 def leftovers(body: list) -> set[str]:
-    """Locals that a turn sets before it reads them: after the loop they hold what the last turn left."""
+    """Locals that an iteration sets before it reads them: after the loop they hold what the last iteration left."""
     stored = {name for i in body for kind, name in accesses(i) if kind == "STORE"}
     return stored - first_loads(body)
 

@@ -22,7 +22,7 @@ from ..guards.sources import Static
 from ..python import natives
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_fakes, torch_private
-from ..values.values import Body, Break, StandIn
+from ..values.values import Body, Break, SymbolicObject
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -38,7 +38,7 @@ OPERATORS = "operators"  # in a node's meta, while the call is traced: what ran 
 KEEPS = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
-class SelectiveContext(StandIn):
+class SelectiveContext(SymbolicObject):
     """One of the two contexts. policy: a function of the user's; None: of the second, which asks no more."""
 
     __slots__ = ("allow_mutation", "policy")
@@ -134,8 +134,8 @@ class Selective:
     def ask(self, begin: fx.Node, preserve: bool) -> None:
         """The policy's answers for all nodes since ``begin``. preserve: whether backward draws the same random numbers.
 
-        Which turns of a loop are kept, and what is kept of lowered experts, is not what torch keeps. That shows where
-        what is computed again is not the same again.
+        Which iterations of a loop are kept, and what is kept of lowered experts, is not what torch keeps. That shows
+        where what is computed again is not the same again.
         """
         outer, recomputed = self.writer.scope, self.writer.recomputed
         self.writer.scope = GraphScope(outer)  # what it does to the tensors that it is shown is in no graph

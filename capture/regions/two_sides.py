@@ -20,8 +20,8 @@ from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
-from .branches import OneTurn, is_read_from
-from .open_loops import FirstSide, Joined, OpenLoop, Place, alike
+from .branches import Conditional, is_read_from
+from .loop_regions import FirstSide, Joined, LoopRegion, Place, alike
 
 if TYPE_CHECKING:
     from ..heap.objects import Objects
@@ -38,12 +38,12 @@ class Container:
     keys: tuple[Any, ...]
 
 
-def is_double(loop: OpenLoop) -> bool:
+def is_double(loop: LoopRegion) -> bool:
     """Whether the loop is one side of two."""
-    return is_kind(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
+    return is_kind(loop.rows, Conditional) and (loop.rows.other is not None or loop.first is not None)
 
 
-def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
+def left_on_stack(loop: LoopRegion) -> dict[int, Any]:
     """By the position in the stack, inverted: what was not there before. Only sides of two may leave it otherwise."""
     frame, before = loop.frame, loop.stack
     if loop.head == RETURNED:
@@ -64,7 +64,7 @@ def own_condition(tensors: TensorOperations, condition: Any) -> Any:
 class Parts:
     """Of what a side leaves, all that is joined by itself."""
 
-    def __init__(self, loop: OpenLoop, objects: Objects):
+    def __init__(self, loop: LoopRegion, objects: Objects):
         self.kinds = (tuple, list, dict) if loop.head == RETURNED else (tuple,)
         heap, (_, self.mark) = objects.heap, objects.inside[-1]
         self.age = heap.age
@@ -86,7 +86,7 @@ def items_of(value: Any) -> dict[Any, Any]:
     return value if type(value) is dict else dict(enumerate(value))
 
 
-def leave_first(loop: OpenLoop, changed: list[int], stack: dict[int, Any], objects: Objects) -> FirstSide:
+def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], objects: Objects) -> FirstSide:
     """The first side is recorded: what it gives out, apart from what it changed of what was there before."""
     frame, parts, side = loop.frame, Parts(loop, objects), FirstSide(len(loop.frame.stack))
     names = frame.program.localsplus
@@ -103,7 +103,7 @@ def leave_first(loop: OpenLoop, changed: list[int], stack: dict[int, Any], objec
     return side
 
 
-def leave_second(loop: OpenLoop, first: FirstSide, stack: dict[int, Any], objects: Objects) -> list[int]:
+def leave_second(loop: LoopRegion, first: FirstSide, stack: dict[int, Any], objects: Objects) -> list[int]:
     """The second side is recorded: joins what both give. Returns the locals of which it cannot be said what they are
     then."""
     frame, parts, unsure = loop.frame, Parts(loop, objects), set(stack) - first.indices()
@@ -136,12 +136,12 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) in PLAIN and bool(one == other)
 
 
-def given(loop: OpenLoop, argument: Any) -> list[Any]:
+def given(loop: LoopRegion, argument: Any) -> list[Any]:
     """What the branch's node is given for what it gives out."""
     return [None if one.initial is None else argument(one.initial) for one in loop.joined]
 
 
-def hand_out(loop: OpenLoop, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:
+def hand_out(loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:
     """The values after the branch go where they belong; the first side's into the record of it."""
     values = {one.place: value for one, value in zip(loop.joined, found, strict=True)}
     if first is not None:
@@ -161,7 +161,7 @@ def hand_out(loop: OpenLoop, found: list[Any], first: FirstSide | None, made: Ca
         where[position] = filled(where[position], (index,))
 
 
-def placeholders(loop: OpenLoop, scope: Any) -> list[fx.Node]:
+def placeholders(loop: LoopRegion, scope: Any) -> list[fx.Node]:
     made = []
     for one in loop.joined:
         node = scope.placeholder("other")

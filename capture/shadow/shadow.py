@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..bytecode.hidden import hidden
+from ..bytecode.hidden_frames import hidden
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
 from .compare import Comparison

@@ -25,8 +25,8 @@ from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
 from ..values.numbers import COMPARISONS
-from ..values.unfollowed import Unfollowed
-from ..values.values import Break, CannotRebuild, StandIn, TensorProxy, type_of
+from ..values.opaque_tensor import OpaqueTensor
+from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-class ArrayNumber(StandIn):
+class ArrayNumber(SymbolicObject):
     """A ``numpy.int64`` while tracing. value: the int. certain: whether it is one, whichever way a branch went (else
     it may be a Python int of the same value). bounded: whether it is far from what 64 bits hold.
     """
@@ -94,7 +94,7 @@ class ArrayNumber(StandIn):
         return f"{emitter.constant(self.kind)}({emitter.value(self.value)})"
 
 
-class Array(StandIn):
+class Array(SymbolicObject):
     """A ``numpy.ndarray`` while tracing, which shares the memory of ``proxy``. Only of int64 its numbers are followed
     as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether nothing else lies in that
     memory, so that it can be an array's own."""
@@ -191,7 +191,7 @@ class Array(StandIn):
         return f"{emitter.value(self.proxy)}.numpy(){'.copy()' if self.alone else ''}"
 
 
-class ArrayMethod(StandIn):
+class ArrayMethod(SymbolicObject):
     """``array.name``, not yet called."""
 
     def __init__(self, array: Array, name: str):
@@ -208,7 +208,7 @@ class ArrayMethod(StandIn):
         return f"{emitter.value(self.array)}.{self.name}"
 
 
-class ArrayRows(StandIn):
+class ArrayRows(SymbolicObject):
     """``iter(array)`` of a known length; at: the position that comes next."""
 
     def __init__(self, array: Array):
@@ -367,7 +367,7 @@ def plain(value: Any) -> Any:
     return value.value if type(value) is ArrayNumber else value
 
 
-HELD = (Array, ArrayNumber, Unfollowed, slice, tuple, list)
+HELD = (Array, ArrayNumber, OpaqueTensor, slice, tuple, list)
 
 
 def without_arrays(value: Any) -> Any:
@@ -375,7 +375,7 @@ def without_arrays(value: Any) -> Any:
     kind = type(value)
     if kind is ArrayNumber:
         return value.value
-    if is_kind(value, Array | Unfollowed):
+    if is_kind(value, Array | OpaqueTensor):
         value.refuse("a tensor made of it, or its use in an operator,")
     if kind in (tuple, list) and any(is_kind(v, HELD) for v in value):
         return kind(without_arrays(v) for v in value)

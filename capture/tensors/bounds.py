@@ -18,7 +18,7 @@ import torch
 from moebius.interpreter import Frame, is_kind
 
 from ..torch_facts import torch_fakes, torch_private
-from ..values.values import Break, CannotRebuild, StandIn, TensorProxy
+from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
 from .graphs import GraphWriter
 
@@ -27,7 +27,7 @@ LARGEST = 1 << 53  # beyond it a float is another number
 CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {max: torch.sym_max, min: torch.sym_min}
 
 
-class Bound(StandIn):
+class Bound(SymbolicObject):
     """The result of ``function(*values)``. number: it, as an int of the graph; versions: of the tensors among them."""
 
     def __init__(self, bounds: Bounds, site: Site, function: Callable[..., Any], values: Sequence[Any]):

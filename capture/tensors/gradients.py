@@ -36,12 +36,12 @@ from moebius.lowering.step.optimizer_steps import counted_by, trained_on_ranks
 
 from ..guards.sources import Source, part
 from ..heap.heap import Heap
-from ..regions.histories import refuse_doubt
+from ..regions.autograd_joins import refuse_doubt
 from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
+    from .deferred_state import StateAtCapture
     from .interfaces import Hooks, TensorOperators
-    from .parked import MadeState
 
 Enter = Callable[[Any, Source], Any]
 UNREAD = object()
@@ -110,7 +110,7 @@ class Gradients:
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
-        self.made_state: list[MadeState] = []  # of optimizers, for gradients that are expected
+        self.made_state: list[StateAtCapture] = []  # of optimizers, for gradients that are expected
         self.on_ranks: set[int] = set()  # ids of parameters that a backward on another rank may have reached
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
@@ -323,11 +323,11 @@ class Gradients:
         node = self.writer.node("call_function", torch.autograd.grad, (outputs, inputs), kwargs)
         found = self.tensors.wrap(result, node)
         if node.graph.find_nodes(op="call_function", target=expert_loop, sort=False):
-            self.hold_turns(node, inputs, result)
+            self.hold_iterations(node, inputs, result)
         return found
 
-    def hold_turns(self, node: fx.Node, inputs: list[Any], result: Any) -> None:
-        """The fakes have seen one turn of each loop over experts: the real step has several, or none."""
+    def hold_iterations(self, node: fx.Node, inputs: list[Any], result: Any) -> None:
+        """The fakes have seen one iteration of each loop over experts: the real step has several, or none."""
         found = [(p, g) for p, g in zip(inputs, result, strict=True) if g is not None]
         if any(g.stride() != self.fake_gradient(p).stride() for p, g in found):
             raise Break("torch.autograd.grad", "through a loop over experts the gradient's strides vary", NATIVELY)

@@ -12,10 +12,10 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..values.values import StandIn, TensorProxy
+from ..values.values import SymbolicObject, TensorProxy
 
 
-class IndexList(StandIn):
+class IndexList(SymbolicObject):
     """A list of ints while tracing, of a vector whose length only the running step knows."""
 
     __slots__ = ("__weakref__", "proxy")

@@ -20,8 +20,8 @@ from ..heap.objects import Objects
 from ..hook import ABSENT
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
+from .deferred_state import StateAtCapture
 from .gradients import NATIVELY, Gradients
-from .parked import MadeState
 
 
 def is_state_maker(function: Any, args: list[Any]) -> bool:
@@ -65,7 +65,7 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
     if gradients.writer.in_loop:  # only the calls that come to it have the state
         detail, hint = "an optimizer's state is made inside the loop", "take the first step outside of it"
         raise Break("an expert loop changes Python state", detail, hint)
-    made = [MadeState(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
+    made = [StateAtCapture(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
     gradients.made_state += made
     initialise(optimizer, record.obj, missing)
     for state in made:

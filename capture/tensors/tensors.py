@@ -25,11 +25,11 @@ from ..guards.sources import Source, part
 from ..heap.heap import Heap
 from ..python.telling import TellsInPython, may_warn
 from ..python.texts import Texts
-from ..regions.histories import Writes, refuse_doubt
+from ..regions.autograd_joins import Writes, refuse_doubt
 from ..torch_facts import torch_fakes, torch_private
 from ..values.expert_numbers import number_of
 from ..values.numbers import is_open
-from ..values.unfollowed import UnfollowedTensor
+from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
 from .bounds import Bound, like_one_hot, open_classes

@@ -12,8 +12,8 @@ from ..heap.objects import Objects
 from ..python.domain import TrackingDomain
 from ..tensors.graphs import GraphWriter
 from ..tensors.tensors import TensorOperations
-from .policy import Policy
-from .stopped import Stopped
+from .assumptions import Assumptions
+from .frame_snapshots import FrameSnapshot
 
 
 class Attempt(Protocol):
@@ -24,11 +24,11 @@ class Attempt(Protocol):
     objects: Objects
     tensors: TensorOperations
     writer: GraphWriter
-    policy: Policy
+    assumptions: Assumptions
     request: Any
     tried: Counter[Any]
     needs_stacks: bool
 
     @property
     def machine(self) -> Machine: ...
-    def frames(self) -> list[Stopped]: ...
+    def frames(self) -> list[FrameSnapshot]: ...

@@ -27,20 +27,20 @@ from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
 from ..bytecode.counting import Counts
-from ..bytecode.places import run_again
 from ..bytecode.reported import left, uncounted
-from ..codegen.replay import Replay
+from ..bytecode.stack_layout import run_again
+from ..codegen.effect_replay import EffectReplay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
 from ..hook import call_unhooked
 from ..hook.signals import signals_wait
+from ..tensors.deferred_state import DeferredState, StateAtCapture
 from ..tensors.graphs import GraphWriter
-from ..tensors.parked import MadeState, Parked
 from ..torch_facts import torch_private
 from ..values.values import CannotRebuild
-from .policy import Policy
+from .assumptions import Assumptions
+from .frame_snapshots import FrameSnapshot, connected, continuation
 from .speculation import SideExit
-from .stopped import Stopped, connected, continuation
 from .trace import Request, Trace
 
 # Of one number into another, as ``float(self.calls)`` is one of a count in the graph: nothing but that.
@@ -77,17 +77,18 @@ class FailureHandler:
     """
 
     def __init__(
-        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, lowered: Lowered,
+        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], assumptions: Assumptions,
+        lowered: Lowered,
         gradients: dict[str, bool], required: dict[str, bool], exits: dict[str, SideExit],
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
         self.lowered, self.gradients, self.required, self.exits = lowered, gradients, required, exits
-        self.made_state: list[MadeState] = []  # of optimizers, when it was captured
+        self.made_state: list[StateAtCapture] = []  # of optimizers, when it was captured
         self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
-        self.policy = policy.copied()
+        self.assumptions = assumptions.copied()
         # as the graph has them: what decided a branch may have been written by the time of the second trace
-        self.policy.predictions |= {place: left.expected for place, left in exits.items()}
+        self.assumptions.predictions |= {place: left.expected for place, left in exits.items()}
 
     def __call__(
         self, failed: list[BaseException], args: tuple, kwargs: dict[str, Any], inputs: tuple
@@ -97,7 +98,7 @@ class FailureHandler:
             return [self.after(failed.pop(), args, kwargs, inputs)]
 
     def after(self, error: BaseException, args: tuple, kwargs: dict[str, Any], inputs: tuple) -> Callable[[], Any]:
-        Parked(self.made_state).park()  # for good: what runs now makes it anew, if it comes to the optimizer
+        DeferredState(self.made_state).park()  # for good: what runs now makes it anew, if it comes to the optimizer
         if is_kind(error, BranchError):
             self.missed(error)
             left(self, self.exits[error.place].counts)
@@ -134,7 +135,7 @@ class FailureHandler:
 
     def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         request = Request(self.function, args, kwargs, self.n_cells, self.names)
-        trace = Trace(request, self.policy, stop_number=reached.number)
+        trace = Trace(request, self.assumptions, stop_number=reached.number)
         try:
             return self.go_on_from(error, reached, trace, args, kwargs)
         finally:
@@ -165,7 +166,7 @@ class FailureHandler:
             else:  # with what asked for the number
                 native = continuation(emitter, chain, "run", None)
                 again.append(chain[-1])
-            Replay(emitter).effects()
+            EffectReplay(emitter).effects()
             left(self, ran(trace, again))
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
@@ -173,7 +174,7 @@ class FailureHandler:
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
             try:
                 native = continuation(emitter, chain[:count], "raise", error if count else partial(raise_again, error))
-                Replay(emitter).effects()
+                EffectReplay(emitter).effects()
             except (CannotRebuild, CannotResume) as why:
                 reason = why
                 continue
@@ -199,12 +200,12 @@ class FailureHandler:
         return emitter.function(self.function.__name__, lambda: values, [], [f"return {native}"])
 
 
-def advancing(chain: list[Stopped]) -> list[Stopped]:
+def advancing(chain: list[FrameSnapshot]) -> list[FrameSnapshot]:
     """The frames whose instruction advances a generator that goes on: it is run again, for that."""
     return [one for one, inner in itertools.pairwise(chain) if inner.frame.shell is not None]
 
 
-def ran(trace: Trace, again: list[Stopped]) -> Callable[[], Counts]:
+def ran(trace: Trace, again: list[FrameSnapshot]) -> Callable[[], Counts]:
     """What the user's program has run up to where the trace stopped, but for what these frames begin with again."""
     return trace.counter.so_far([run_again(one.frame, one.pc, one.pc + 1) for one in again])
 

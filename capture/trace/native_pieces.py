@@ -40,7 +40,7 @@ def why_whole(stop: Break, frame: Frame, pc: int, alone: bool, call: Call) -> st
         return NO_TENSORS
     instructions = frame.program.instructions
     again = any(step.target is not None and step.target <= pc <= index for index, step in enumerate(instructions))
-    return stop.in_each_turn if alone and (again or stop.reason != VARIES) else ""
+    return stop.in_each_iteration if alone and (again or stop.reason != VARIES) else ""
 
 
 def knows_no_torch(function: types.FunctionType, arguments: Iterable[Any]) -> bool:

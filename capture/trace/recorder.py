@@ -17,7 +17,7 @@ from ..codegen.resume import is_own
 from ..guards.recorder import GuardRecorder, describe
 from ..python.domain import TrackingDomain
 from ..values.numbers import Number
-from ..values.values import SYMBOLIC, LoopLeftover, TensorProxy
+from ..values.values import SYMBOLIC, TensorProxy, UndefinedAfterLoop
 from .recording import MOST_LINES, Moment, Recording
 
 ITEMS = 4  # of a container that are shown
@@ -112,7 +112,7 @@ def in_words(value: Any) -> str:
         return f"{value.describe()}, node {value.node.name}"
     if issubclass(type(value), Number):
         return f"a {value.kind.__name__} of the graph" + ("" if value.node is None else f", node {value.node.name}")
-    if type(value) is LoopLeftover:
+    if type(value) is UndefinedAfterLoop:
         return "what the loop's last iteration left, not known"
     if type(value) in SYMBOLIC:
         return f"{value.node.expr}, a symbolic size"

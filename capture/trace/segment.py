@@ -21,13 +21,13 @@ from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
 
 from ..bytecode.counting import Counts
-from ..bytecode.hidden import hidden
+from ..bytecode.hidden_frames import hidden
 from ..bytecode.liveness import FRAME_READERS
-from ..bytecode.places import callee_position
 from ..bytecode.progress import stage
+from ..bytecode.stack_layout import callee_position
+from ..codegen.effect_replay import EffectReplay
 from ..codegen.native_frames import left_alone, run_cells_natively
 from ..codegen.native_parts import NativePart, timed, timed_return
-from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume, Continuation, argument_names, with_cells
 from ..guards.program import CompiledGuards
@@ -38,8 +38,8 @@ from ..hook import mark_skip
 from ..options import Options
 from ..report.failure import lowering_failed
 from ..report.records import GraphBreak
+from ..tensors.deferred_state import DeferredState
 from ..tensors.overlaps import overlapping
-from ..tensors.parked import Parked
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import READINGS, Number
 from ..values.values import Break, CannotRebuild, TensorProxy
@@ -89,13 +89,14 @@ def build(
     options: Options,
     make_resume: MakeResume,
     below: Callable[[Any], Any],
-    parked: Parked,
+    deferred_state: DeferredState,
     started: float,
 ) -> Segment:
     """Everything that a warm call needs.
 
-    make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that
-    runs natively, so that the user's functions below it are captured. parked: optimizer state between the calls.
+    make_resume: makes the captured continuation of the frame from code that begins in its middle. below: wraps a
+    callable that runs natively, so that the user's functions below it are captured. deferred_state: optimizer state
+    between the calls.
     """
     if attempt.recorder is not None:
         attempt.recorder.keep(ended_by(attempt.graph_break))
@@ -112,15 +113,15 @@ def build(
             ending = [f"return {emitter.value(attempt.result)}"]
         else:
             ending = continue_natively(attempt, emitter, make_resume, below)
-        Replay(emitter).effects()
+        EffectReplay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
-        name_blockers(lowered.regions if lowered else (), attempt.policy.blockers)
+        name_blockers(lowered.regions if lowered else (), attempt.assumptions.blockers)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         owners = state_owners(attempt)
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks
-        graph = None if lowered is None else with_missing_gradients(lowered, owners, parked, foreign)
-        failures = on_failure(attempt, lowered, parked)
+        graph = None if lowered is None else with_missing_gradients(lowered, owners, deferred_state, foreign)
+        failures = on_failure(attempt, lowered, deferred_state)
         run = emitter.function(name, graph, inputs, ending, failures, label_of(captured))
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
         if attempt.shows_context and attempt.handled is not None:
@@ -132,8 +133,8 @@ def build(
     except BaseException:  # an error of ours: the call runs natively, and finds no state that it has not made
         attempt.made.park()
         raise
-    parked.made += attempt.made.made
-    attempt.made = Parked([])
+    deferred_state.made += attempt.made.made
+    attempt.made = DeferredState([])
     if captured is not None:
         captured.cold_seconds = time.perf_counter() - started
     return Segment(
@@ -232,7 +233,7 @@ def state_owners(attempt: Trace) -> dict[str, str] | None:
 
 
 def with_missing_gradients(
-    lowered: Lowered, owners: dict[str, str] | None, parked: Parked, foreign: bool
+    lowered: Lowered, owners: dict[str, str] | None, deferred_state: DeferredState, foreign: bool
 ) -> Callable[..., tuple]:
     """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
     if owners is None:
@@ -243,18 +244,18 @@ def with_missing_gradients(
         found = where_raised(lowered, error)
         return None if found is None else (found.node, dict(found.values))
 
-    return going_on(lowered.fn, locate, owners, parked.park)
+    return going_on(lowered.fn, locate, owners, deferred_state.park)
 
 
-def on_failure(attempt: Trace, lowered: Lowered | None, parked: Parked) -> FailureHandler | None:
+def on_failure(attempt: Trace, lowered: Lowered | None, deferred_state: DeferredState) -> FailureHandler | None:
     if lowered is None:
         return None
-    request, policy = attempt.request, attempt.began_with
+    request, assumptions = attempt.request, attempt.began_with
     was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
     required = {p.source.name: p.required for p in attempt.tensors.inputs if p.source is not None}
     before = was_set, required
-    handler = FailureHandler(request.function, request.n_cells, request.names, policy, lowered, *before, exits)
-    handler.made_state = parked.made
+    handler = FailureHandler(request.function, request.n_cells, request.names, assumptions, lowered, *before, exits)
+    handler.made_state = deferred_state.made
     return handler
 
 
@@ -370,7 +371,8 @@ def make_graph(
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
-        wanted = replace(options.for_lowering(), whole_step=options.backend not in OWN and attempt.policy.whole_step)
+        whole_step = options.backend not in OWN and attempt.assumptions.whole_step
+        wanted = replace(options.for_lowering(), whole_step=whole_step)
         lowered = lower(captured, wanted)
     if lowered.fault is not None:
         captured.fault = lowering_failed(attempt.request.function, lowered.fault)
@@ -396,7 +398,7 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 def continue_natively(
     attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]
 ) -> list[str]:
-    """The lines that run the broken instruction natively and go on in the captured rest of the frame."""
+    """The lines that run the broken instruction natively and go on in the captured continuation of the frame."""
     frame = attempt.frame
     if frame is None:
         raise CannotResume("it was not entered")

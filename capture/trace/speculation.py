@@ -27,17 +27,17 @@ from moebius.lowering.step import require_branch
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import span_of
 from ..bytecode.flow import RETURNED, run_again_by
-from ..bytecode.places import run_again
-from ..codegen.replay import Replay
+from ..bytecode.stack_layout import run_again
+from ..codegen.effect_replay import EffectReplay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
 from ..regions.branches import BRANCHES, LEAVING, past_jumps
 from ..tensors.arrays import Array, ArrayNumber
 from ..torch_facts import torch_private
 from ..values.numbers import Number
-from ..values.values import ATOMS, CannotRebuild, StandIn, TensorProxy, is_of_one_number
+from ..values.values import ATOMS, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
 from .attempt import Attempt
-from .stopped import Stopped, connected, continuation
+from .frame_snapshots import FrameSnapshot, connected, continuation
 
 MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
@@ -111,11 +111,11 @@ class Speculation:
             return None
         code, line = innermost.frame.code, line_of(innermost.frame, innermost.pc)
         branch = name_of(innermost.frame, innermost.pc)
-        if branch in trace.policy.unpredictable:
+        if branch in trace.assumptions.unpredictable:
             return None
         self.met[branch] += 1
         place = f"{branch}, {self.met[branch]}"
-        expected = trace.policy.predictions.get(place)
+        expected = trace.assumptions.predictions.get(place)
         if trace.domain.arrays.is_of_lengths(value):
             expected = True  # nothing can be followed the other way
         else:
@@ -135,11 +135,11 @@ class Speculation:
         self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends, counts)
         return expected
 
-    def side_exit(self, frames: list[Stopped], held: Held) -> tuple[Emitter, Callable[..., Any]]:
+    def side_exit(self, frames: list[FrameSnapshot], held: Held) -> tuple[Emitter, Callable[..., Any]]:
         request = self.trace.request
         emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
         native = continuation(emitter, frames, "run", None)
-        Replay(emitter).effects()
+        EffectReplay(emitter).effects()
         return emitter, emitter.function(request.function.__name__, held, [], [f"return {native}"])
 
     def live(self) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ class Speculation:
         emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
         try:
             continuation(emitter, frames, "call", gives_nothing)
-            Replay(emitter).effects()
+            EffectReplay(emitter).effects()
         except (CannotRebuild, CannotResume):
             return ()
         return tuple(emitter.outputs)
@@ -210,13 +210,13 @@ def gives_nothing() -> None:
     """In a call's place."""
 
 
-def asks_alone(place: Stopped, value: Any) -> bool:
+def asks_alone(place: FrameSnapshot, value: Any) -> bool:
     """Whether the frame's instruction does nothing before it asks for the truth of ``value``: it can run once more."""
     instruction, stack = place.frame.program.instructions[place.pc], place.stack
     if not stack:
         return False
     if instruction.opname in ASK_TOP or instruction.opname.startswith(ASK_PREFIX):
-        return stack[-1] is value or is_kind(stack[-1], StandIn)
+        return stack[-1] is value or is_kind(stack[-1], SymbolicObject)
     if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
         plain = (TensorProxy, Number, ArrayNumber, torch.SymInt, torch.SymFloat)
         return all(is_kind(v, plain) or type(v) in ATOMS for v in stack[-2:])

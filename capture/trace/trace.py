@@ -22,7 +22,7 @@ import torch
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind
 
 from ..bytecode.counting import Counts
-from ..bytecode.places import handled_places, run_again
+from ..bytecode.stack_layout import handled_places, run_again
 from ..bytecode.user_code import is_library
 from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
@@ -34,22 +34,22 @@ from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from ..python.natives import decided_by_data
 from ..report.records import GraphBreak
 from ..tensors import tensor_class
+from ..tensors.deferred_state import DeferredState
 from ..tensors.graphs import GraphWriter, Where
-from ..tensors.parked import Parked
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
-from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
+from ..values.opaque_tensor import OpaqueTensor, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
+from .assumptions import Assumptions
 from .blockers import blocked
-from .fragile import refuse_lost_handler
+from .frame_snapshots import FrameSnapshot
+from .may_raise import refuse_lost_handler
 from .native_pieces import why_whole
-from .policy import Policy
 from .provenance import place_of, shown_at
 from .recorder import Recorder, Recordings
 from .speculation import Speculation
-from .stopped import Stopped
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
 DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
@@ -89,43 +89,39 @@ class Trace:
     """The state of one attempt, and then its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
 
     def __init__(
-        self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
+        self, request: Request, assumptions: Assumptions, stop_at: int | None = None, stop_number: int | None = None
     ) -> None:
-        self.request, self.policy = request, policy
-        self.began_with = policy.copied()  # what later attempts learn changes the sets of ``policy``
-        self.world = torch_fakes.FakeWorld(policy.runs_here)
+        self.request, self.assumptions = request, assumptions
+        self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
-        self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
-        self.tensors.recomputes, self.tensors.branches = policy.recomputes, policy.branches
+        self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
+        self.tensors.recomputes, self.tensors.branches = assumptions.recomputes, assumptions.branches
         self.objects = Objects(
-            self.guards,
-            self.tensors.input,
-            self.symbolic,
-            frozenset(policy.volatile | policy.counters | policy.open_texts() | policy.varying.keys()),
-            self.tensors.proxies,
+            self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
-        self.objects.varying, self.objects.tell = policy.varying, self.tell_below
+        self.objects.varying, self.objects.tell = assumptions.varying, self.tell_below
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
-        gradients = self.gradients = self.tensors.log_to(self.objects.heap, policy.outside)
-        self.made = Parked(gradients.made_state)  # out of its place but while this attempt runs
+        gradients = self.gradients = self.tensors.log_to(self.objects.heap, assumptions.outside)
+        self.made = DeferredState(gradients.made_state)  # out of its place but while this attempt runs
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at, self.counter = stop_at, self.domain.counter
         loops, bounds, self.inference = self.domain.loops, self.domain.bounds, self.domain.calls.inference
-        bounds.elsewhere = policy.not_bounds
-        self.inference.allowed = not policy.inference_breaks
-        gradients.casts += policy.casts
-        gradients.natively, gradients.strict = policy.natively, policy.strict
-        if policy.each_module:
+        bounds.elsewhere = assumptions.not_bounds
+        self.inference.allowed = not assumptions.inference_breaks
+        gradients.casts += assumptions.casts
+        gradients.natively, gradients.strict = assumptions.natively, assumptions.strict
+        if assumptions.each_module:
             self.domain.blocks = None
-        self.domain.told_compiling = policy.told_compiling
-        self.domain.options = policy.options
-        loops.unrolled = policy.unrolled
-        loops.by_number = policy.by_number - policy.not_by_number
-        loops.not_by_number = policy.not_by_number
-        self.domain.lists.sites = policy.gathered - policy.not_gathered
+        self.domain.compiling_for = assumptions.compiling_for
+        self.domain.options = assumptions.options
+        loops.unrolled = assumptions.unrolled
+        loops.by_number = assumptions.by_number - assumptions.not_by_number
+        loops.not_by_number = assumptions.not_by_number
+        self.domain.lists.sites = assumptions.gathered - assumptions.not_gathered
         self.machine = TracingMachine(self.domain)
         tensor_class.guard(self.guards)
         self.handled = sys.exception()  # by the caller
@@ -138,14 +134,14 @@ class Trace:
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
         self.recorder: Recorder | None = None
-        self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
+        self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-iteration loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
         self.needs_stacks = False
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
-        self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
+        self.stopped: list[FrameSnapshot] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
         gradients.live, gradients.wants_live = self.speculation.live, self.want_stacks
-        if policy.speculates:
+        if assumptions.speculates:
             self.domain.stacks = {}
             self.tensors.speculate = self.speculation.decide
         if stop_number is not None:
@@ -153,7 +149,7 @@ class Trace:
             self.writer.stop_number = stop_number
             self.writer.before_node = lambda number, *_: self.stop() if number == stop_number else None
         else:
-            if policy.keeps_stacks:
+            if assumptions.keeps_stacks:
                 self.domain.stacks = {}
             self.writer.before_node = lambda number, *call: refuse_lost_handler(self, *call)
 
@@ -169,7 +165,7 @@ class Trace:
                 vars(part).clear()
         self.guards.let_go()
         self.made.park()  # but for what a graph holds now
-        self.request, self.made = Request(self.request.function, (), {}), Parked([])
+        self.request, self.made = Request(self.request.function, (), {}), DeferredState([])
         self.frame = self.result = self.recorder = None
         self.stopped = []
 
@@ -270,17 +266,17 @@ class Trace:
         it by the names that it has there."""
         frame = self.machine.frame
         while frame is not None and frame.back is not None:
-            known = self.policy.below.setdefault(frame.code, {})
+            known = self.assumptions.below.setdefault(frame.code, {})
             for local, value in zip(frame.program.localsplus, frame.locals, strict=True):
                 place = self.place_of(value)
                 if place == name or (place and name.startswith((f"{place}.", f"{place}["))):
-                    known[f"L[{local!r}]{name[len(place) :]}"] = self.policy.varying[name]
+                    known[f"L[{local!r}]{name[len(place) :]}"] = self.assumptions.varying[name]
             frame = frame.back
 
     def place_of(self, value: Any) -> str:
         """The name of the place at which a value was found, "" for none."""
         source: Source | None = None
-        if is_kind(value, Unfollowed | Number):
+        if is_kind(value, OpaqueTensor | Number):
             source = value.source
         elif type(value) is torch.SymInt:
             source = next((p.source for p in self.tensors.inputs if p.fake is value), None)
@@ -293,7 +289,7 @@ class Trace:
         self.stopped = self.frames()
         raise StopHere
 
-    def frames(self) -> list[Stopped]:
+    def frames(self) -> list[FrameSnapshot]:
         """The open frames, outermost first, as they were before the instructions that they are in."""
         stacks, loops = self.domain.stacks, self.domain.open_loops
         assert stacks is not None
@@ -302,15 +298,15 @@ class Trace:
         while frame is not None:
             frames.insert(0, frame)
             frame = frame.back
-        if loops and loops[0].frame in frames:  # half a turn of an expert loop: before the loop
+        if loops and loops[0].frame in frames:  # half an iteration of an expert loop: before the loop
             del frames[frames.index(loops[0].frame) + 1 :]
             loops[0].frame.locals[:] = loops[0].put_back
             stacks[loops[0].frame] = loops[0].place
         handled = self.machine.exc_item[0]
-        found: list[Stopped] = []
+        found: list[FrameSnapshot] = []
         for frame in reversed(frames):
             stack, pc = stacks[frame]
-            found.insert(0, Stopped(frame, stack, pc, handled, self.domain.making.get(frame)))
+            found.insert(0, FrameSnapshot(frame, stack, pc, handled, self.domain.making.get(frame)))
             if places := handled_places(frame.code)[pc]:
                 handled = stack[places[0]]
         return found
@@ -391,7 +387,7 @@ class Trace:
         stack = [(file, name) for file, _, name in reversed(self.graph_break.stack)]
         if any(torch_private.compiles(file, name) for file, name in stack):
             return None
-        waiting = self.domain.asked_compiling - self.domain.told_compiling
+        waiting = self.domain.asked_compiling - self.domain.compiling_for
         return next((place for place in stack if place in waiting), None)
 
     def went_on_from(self, before: Trace) -> bool:
@@ -431,18 +427,18 @@ class Trace:
         try:
             return self.objects.enter(value, source)
         except UnfollowedTensor as why:
-            return self.objects.made(Unfollowed(type(value), source, why))
+            return self.objects.made(OpaqueTensor(type(value), source, why))
 
     def symbolic(self, value: Any, source: Source) -> Any:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
-        if type(value) is str and self.policy.whole_step:
+        if type(value) is str and self.assumptions.whole_step:
             return self.tensors.texts.of_input(value, source)
         small = type(value) is int and value in (0, 1) and self.writer.stop_number is None  # as sizes: constants
         if small:
             self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
-        if self.policy.whole_step and (
-            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.policy.counters
-            or (source.name in self.policy.varying and type(value) is int)
+        if self.assumptions.whole_step and (
+            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
+            or (source.name in self.assumptions.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
@@ -466,53 +462,55 @@ def words_of(error: BaseException) -> str:
         return type(error).__name__
 
 
-def traced(request: Request, policy: Policy) -> Trace:
+def traced(request: Request, assumptions: Assumptions) -> Trace:
     """One attempt, with those loops over experts unrolled that one node cannot say."""
-    attempt = Trace(request, policy)
+    attempt = Trace(request, assumptions)
     attempt.run()
-    while has_taught(attempt, policy):
+    while has_taught(attempt, assumptions):
         attempt.release()
-        attempt = Trace(request, policy)
+        attempt = Trace(request, assumptions)
         attempt.run()
     return attempt
 
 
-def has_taught(attempt: Trace, policy: Policy) -> bool:
-    """Whether an attempt found what the next one is to do in another way, which ``policy`` learns."""
+def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
+    """Whether an attempt found what the next one is to do in another way, which ``assumptions`` learns."""
     gradients, broken = attempt.gradients, attempt.graph_break is not None
     if attempt.needs_stacks:
-        policy.keeps_stacks = True
-    elif attempt.domain.calls.inference.failed and not policy.inference_breaks:
-        policy.inference_breaks = True
-    elif broken and policy.learn_of_break(attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless):
+        assumptions.keeps_stacks = True
+    elif attempt.domain.calls.inference.failed and not assumptions.inference_breaks:
+        assumptions.inference_breaks = True
+    elif broken and assumptions.learn_of_break(
+        attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless
+    ):
         pass
-    elif gradients.needs_history and not policy.each_module:
-        policy.each_module = True
-    elif not (gradients.changed <= policy.natively and gradients.unseen() <= policy.strict):
-        policy.natively |= gradients.changed
-        policy.strict |= gradients.unseen()
-    elif casts := [c for c in gradients.unmet_casts if c not in policy.casts]:
-        policy.casts += casts
-    elif hits := attempt.in_hits - policy.not_by_number:
-        policy.not_by_number |= hits & policy.by_number
-        policy.by_number |= hits
+    elif gradients.needs_history and not assumptions.each_module:
+        assumptions.each_module = True
+    elif not (gradients.changed <= assumptions.natively and gradients.unseen() <= assumptions.strict):
+        assumptions.natively |= gradients.changed
+        assumptions.strict |= gradients.unseen()
+    elif casts := [c for c in gradients.unmet_casts if c not in assumptions.casts]:
+        assumptions.casts += casts
+    elif hits := attempt.in_hits - assumptions.not_by_number:
+        assumptions.not_by_number |= hits & assumptions.by_number
+        assumptions.by_number |= hits
     elif attempt.graph_break is not None and attempt.domain.loops.ranges:
-        policy.blockers |= blocked(attempt.domain.loops.ranges, attempt.graph_break)
-        policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
+        assumptions.blockers |= blocked(attempt.domain.loops.ranges, attempt.graph_break)
+        assumptions.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
     else:
         return False
     return True
 
 
-def trace(request: Request, policy: Policy) -> Trace:
+def trace(request: Request, assumptions: Assumptions) -> Trace:
     """Capture as much of the call as one graph can hold."""
-    attempt = traced(request, policy)
+    attempt = traced(request, assumptions)
     while (asker := attempt.asker()) is not None:
-        other = traced(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
+        other = traced(request, replace(assumptions, compiling_for=attempt.assumptions.compiling_for | {asker}))
         attempt, better = better_of(attempt, other)
         if not better:
             break
-    attempt = speculating(attempt, policy)
+    attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
     if attempt.graph_break is None or attempt.clean:
         return attempt
@@ -532,22 +530,22 @@ def better_of(attempt: Trace, other: Trace) -> tuple[Trace, bool]:
     return (other, True) if better else (attempt, False)
 
 
-def speculating(attempt: Trace, policy: Policy) -> Trace:
-    """The attempt once more with side exits for the branches on data that ended it; ``policy`` learns it.
+def speculating(attempt: Trace, assumptions: Assumptions) -> Trace:
+    """The attempt once more with side exits for the branches on data that ended it; ``assumptions`` learns it.
 
     A branch whose body a node cannot say (it changes a Python object) is one of these.
     """
     for _ in range(MAX_BRANCHES):
-        before = attempt.policy
-        if not policy.branches or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
+        before = attempt.assumptions
+        if not assumptions.branches or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
             break
         unrolled = before.unrolled | attempt.in_branches
         other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
         attempt, better = better_of(attempt, other)
         if not better:
             break
-        policy.speculates = True
-        policy.unrolled |= unrolled
+        assumptions.speculates = True
+        assumptions.unrolled |= unrolled
     return attempt
 
 
@@ -556,34 +554,35 @@ def counting(attempt: Trace) -> Trace:
 
     A count that decides a size or an index stays a constant: it may become a symbolic size later.
     """
-    policy = attempt.policy
-    names = attempt.objects.counted() - policy.counters - policy.volatile
-    if not names or not policy.whole_step or policy.dynamic is False:
+    assumptions = attempt.assumptions
+    names = attempt.objects.counted() - assumptions.counters - assumptions.symbolic_places
+    if not names or not assumptions.whole_step or assumptions.dynamic is False:
         return attempt
-    other = traced(attempt.request, replace(policy, counters=policy.counters | names))
+    other = traced(attempt.request, replace(assumptions, counters=assumptions.counters | names))
     numbers = other.tensors.numbers.fixed.values()
     decides = any(number.kind is int for number in numbers)
     if decides or (other.graph_break is not None and not other.went_on_from(attempt)):
         other.release()
         return attempt
     attempt.release()
-    policy.counters.update(names)
+    assumptions.counters.update(names)
     return other
 
 
 def reading(attempt: Trace) -> Trace:
     """The attempt once more without those texts as inputs that the step looks into, or that break its graph."""
-    policy = attempt.policy
-    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None} - policy.varying.keys()
-    letters = attempt.tensors.texts.looked_into()
-    if not letters and (attempt.graph_break is None or not opened):
+    assumptions = attempt.assumptions
+    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None} - assumptions.varying.keys()
+    inspected_strings = attempt.tensors.texts.looked_into()
+    if not inspected_strings and (attempt.graph_break is None or not opened):
         return attempt
-    other = traced(attempt.request, replace(policy, letters=policy.letters | (letters or opened)))
-    if not letters and other.graph_break is not None and not other.went_on_from(attempt):
+    known = assumptions.inspected_strings | (inspected_strings or opened)
+    other = traced(attempt.request, replace(assumptions, inspected_strings=known))
+    if not inspected_strings and other.graph_break is not None and not other.went_on_from(attempt):
         other.release()
         return attempt
     attempt.release()
-    policy.letters.update(letters or opened)
+    assumptions.inspected_strings.update(inspected_strings or opened)
     return other
 
 

@@ -10,13 +10,13 @@ from moebius.interpreter.domain.core import type_name
 
 from .numbers import Arithmetic, Number
 from .numpy_numbers import NUMPY_NUMBERS, is_pure_method
-from .values import Break, StandIn, type_of
+from .values import Break, SymbolicObject, type_of
 
 METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 DATA = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
-class NumberMethod(StandIn):
+class NumberMethod(SymbolicObject):
     """``number.name``, not yet called. function: of the number's type, in C."""
 
     __slots__ = ("function", "number", "numbers")

@@ -80,13 +80,13 @@ TRACING = threading.local()
 class Break(Signal):
     """Tracing cannot go on here: the frame is split at this instruction.
 
-    reason: short and stable; detail: what was met; hint: what the user can do. in_each_turn: why the frame runs
-    natively as a whole if it is the one with this instruction: a loop would break the graph in each of its turns.
+    reason: short and stable; detail: what was met; hint: what the user can do. in_each_iteration: why the frame runs
+    natively as a whole if it is the one with this instruction: a loop would break the graph in each of its iterations.
     """
 
-    def __init__(self, reason: str, detail: str = "", hint: str = "", in_each_turn: str = ""):
+    def __init__(self, reason: str, detail: str = "", hint: str = "", in_each_iteration: str = ""):
         super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail, self.hint, self.in_each_turn = reason, detail, hint, in_each_turn
+        self.reason, self.detail, self.hint, self.in_each_iteration = reason, detail, hint, in_each_iteration
         locate = getattr(TRACING, "where", None)
         self.places: tuple | None = locate() if locate is not None else None
         self.frame: Any = TRACING.frame() if locate is not None else None  # the innermost one
@@ -222,7 +222,7 @@ class RuntimeNumber:
         raise NotImplementedError
 
 
-class StandIn:
+class SymbolicObject:
     """What stands, while tracing, for an object of another type that only the running step has (a numpy array of a
     tensor's). What a program does with it is a graph break, where a subclass says nothing else."""
 
@@ -281,8 +281,8 @@ class StandIn:
         raise CannotRebuild(f"a {type(self).__name__} is alive across a graph break")
 
 
-class LoopLeftover:
-    """A local that only an expert loop's last turn would have set. Using it after the loop is a graph break."""
+class UndefinedAfterLoop:
+    """A local that only an expert loop's last iteration would have set. Using it after the loop is a graph break."""
 
     __slots__ = ("name",)
 
@@ -306,6 +306,6 @@ def type_of(value: Any) -> type:
         return int if issubclass(kind, torch.SymInt) else bool if issubclass(kind, torch.SymBool) else float
     if issubclass(kind, TensorMethod):
         return types.BuiltinMethodType
-    if issubclass(kind, RuntimeNumber | StandIn):
+    if issubclass(kind, RuntimeNumber | SymbolicObject):
         return value.kind
     return kind

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..heap.varying import IN_EACH_TURN
-from .values import Break, StandIn
+from .values import Break, SymbolicObject
 
 
-class View(StandIn):
+class View(SymbolicObject):
     """Stands for a view whose items tracing does not know: to read them is a graph break.
 
     made_by: gives the expression of residual code for it.
@@ -27,12 +27,12 @@ class View(StandIn):
     def iterate(self) -> NoReturn:
         self.refuse("the items", IN_EACH_TURN)
 
-    def refuse(self, what: str, in_each_turn: str = "") -> NoReturn:
+    def refuse(self, what: str, in_each_iteration: str = "") -> NoReturn:
         raise Break(
             "view that is not known",
             f"{what} of a {self.of.__name__} that existed before, or of a dict that changes from call to call",
             "read it outside of the step, or make it in the step, from a dict that keeps its keys",
-            in_each_turn,
+            in_each_iteration,
         )
 
     def expression(self, emitter: Any) -> str:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import traffic
-from moebius.lowering.distribution.meeting import group_of, headers
+from moebius.lowering.distribution.rendezvous import group_of, headers
 from moebius.lowering.planner.traffic import HEADER_BYTES, reduced_bytes
 
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.meeting import Group, group_of, headers
 from moebius.lowering.distribution.packing import pack, row_bytes, unpack
+from moebius.lowering.distribution.rendezvous import Group, group_of, headers
 from moebius.lowering.planner.traffic import HEADER_BYTES, chunk_span
 
 _GROUPS: dict[str, Group] = {}

@@ -16,7 +16,7 @@ import torch
 
 from moebius.lowering.distribution.agree import agree
 from moebius.lowering.distribution.errors import RanksDisagreeError
-from moebius.lowering.distribution.meeting import RULE, exchange_words
+from moebius.lowering.distribution.rendezvous import RULE, exchange_words
 
 PLAIN = (int, float, str, bool, type(None), torch.dtype)
 asked = itertools.count()  # so many comparisons were there, on each rank

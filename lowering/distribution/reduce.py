@@ -52,7 +52,7 @@ class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
     had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
-    that was ever met. turn: how many backward passes have ended. ever: places that
+    that was ever met. iteration: how many backward passes have ended. ever: places that
     backward has reached on some rank."""
 
     mesh: Any
@@ -62,7 +62,7 @@ class Reducer:
     written: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     signature: int = 0
-    turn: int = 0
+    iteration: int = 0
     ever: set[int] = field(default_factory=set)
 
     def place_of(self, parameter: torch.Tensor) -> int | None:
@@ -146,7 +146,7 @@ class Reducer:
                 self.compare_weights(self.sampled(touched))
             Elsewhere.news = not alike and not touched <= self.ever
             self.ever |= touched
-            self.turn += 1
+            self.iteration += 1
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
             for place in sorted(touched):
@@ -185,12 +185,13 @@ class Reducer:
 
     def sampled(self, touched: set[int]) -> list[Weights]:
         """Some of these parameters: of those that all ranks have alike, and of those that replicas have."""
-        places = window(sorted(touched), self.turn)
-        turn = self.turn * len(places) // max(len(touched), 1)
+        places = window(sorted(touched), self.iteration)
+        iteration = self.iteration * len(places) // max(len(touched), 1)
         found = [self.known[place].parameter() for place in places]
         whole = [None if isinstance(weight, Sharded) else weight for weight in found]
         local = [weight if isinstance(weight, Sharded) else None for weight in found]
-        return [Weights(whole, turn, [*range(self.mesh.ndim)]), Weights(local, turn, data_axes(self.mesh, self.axis))]
+        along = [*range(self.mesh.ndim)], data_axes(self.mesh, self.axis)
+        return [Weights(whole, iteration, along[0]), Weights(local, iteration, along[1])]
 
     def digests(self, weights: list[Weights]) -> dict[int, int]:
         """Of what the ranks along each axis of the mesh have alike."""

@@ -14,8 +14,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.meeting import Call
 from moebius.lowering.distribution.reduce import REDUCERS, is_averaged, reducer_of
+from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.torch_private import writes
 from moebius.lowering.step.optimizer_steps import ASKED, before_step, parameters_of
 

@@ -21,17 +21,17 @@ NUMBERS = 128  # of each of those
 APART = 1e-3  # what rounding may add up to, of the sample's largest number; of coarse types 16 steps
 
 
-def window(places: list[int], turn: int) -> list[int]:
-    """Those of these places that this turn looks at."""
-    return [places[(turn * WEIGHTS + number) % len(places)] for number in range(min(len(places), WEIGHTS))]
+def window(places: list[int], iteration: int) -> list[int]:
+    """Those of these places that this iteration looks at."""
+    return [places[(iteration * WEIGHTS + number) % len(places)] for number in range(min(len(places), WEIGHTS))]
 
 
 class Weights:
     """A sample of weights that are equal on the ranks of these axes of a mesh. tensors: None for what is not there."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None], turn: int, axes: Sequence[int]):
+    def __init__(self, tensors: Sequence[torch.Tensor | None], iteration: int, axes: Sequence[int]):
         self.tensors, self.axes = tensors, axes
-        self.numbers = [None if tensor is None else some(tensor, turn) for tensor in tensors]
+        self.numbers = [None if tensor is None else some(tensor, iteration) for tensor in tensors]
 
     def digest(self) -> int:
         """A number that differs where the numbers' bits do."""
@@ -73,13 +73,13 @@ def digest(weights: Sequence[Weights], axis: int) -> int:
     return value
 
 
-def some(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """Up to NUMBERS numbers that lie together, of this rank's rows; the next ones in the next turn."""
+def some(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
+    """Up to NUMBERS numbers that lie together, of this rank's rows; the next ones in the next iteration."""
     tensor = tensor.local if isinstance(tensor, Sharded) else tensor.detach()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     while tensor.dim() > 1 and tensor.numel() > NUMBERS:
-        turn, row = divmod(turn, tensor.shape[0])
+        iteration, row = divmod(iteration, tensor.shape[0])
         tensor = tensor.select(0, row)
     flat = tensor.reshape(-1)
-    start = turn % -(-flat.numel() // NUMBERS) * NUMBERS if flat.numel() else 0
+    start = iteration % -(-flat.numel() // NUMBERS) * NUMBERS if flat.numel() else 0
     return flat[start : start + NUMBERS]

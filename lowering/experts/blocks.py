@@ -20,7 +20,16 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.dense import PRODUCTS, NoExperts
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
-from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, added_rows, is_branch, loop_of, place_of
+from moebius.lowering.experts.unrolled_loops import (
+    Builder,
+    Differ,
+    Place,
+    Unrolled,
+    added_rows,
+    is_branch,
+    loop_of,
+    place_of,
+)
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
@@ -32,7 +41,7 @@ LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "
 MOST = 4096  # blocks looked at together
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
-UNROLLED = 512  # turns of a loop that are written out for it
+UNROLLED = 512  # iterations of a loop that are written out for it
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -156,31 +165,32 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whether turns depend on one another
+# Whether iterations depend on one another
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 class Order:
-    """Walks the graph from the first down-projection on, and raises Differ where a turn uses what another one made.
+    """Walks the graph from the first down-projection on, and raises Differ where an iteration uses what another one
+    made.
 
-    A sum that turns add to, or a tensor whose rows they write, is no such use; nor is Python's arithmetic on sizes.
-    Turn e ends somewhere between its projection and the next one. So a value that was made after projection e and is
-    used after projection e + 2 has passed through turns; and everything made of two projections' results has, up to
-    the last projection, behind which it may be what stands after the loop.
+    A sum that iterations add to, or a tensor whose rows they write, is no such use; nor is Python's arithmetic on
+    sizes. Iteration e ends somewhere between its projection and the next one. So a value that was made after projection
+    e and is used after projection e + 2 has passed through iterations; and everything made of two projections' results
+    has, up to the last projection, behind which it may be what stands after the loop.
     """
 
     def __init__(self, graph: fx.Graph, downs: list[fx.Node], storage: Storage):
         self.storage, self.last = storage, len(downs) - 1
-        self.turn = {node: e for e, node in enumerate(downs)}
+        self.iteration = {node: e for e, node in enumerate(downs)}
         self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
         self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
-        self.sums: set[fx.Node] = set()  # by name: what the turns add to or write into
+        self.sums: set[fx.Node] = set()  # by name: what the iterations add to or write into
         self.now = -1
         for node in graph.nodes:
-            if node in self.turn:
+            if node in self.iteration:
                 if self.oldest(node) < self.now:
                     raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
-                self.now = self.turn[node]
+                self.now = self.iteration[node]
                 self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
             elif self.now >= 0 and node.op != "output" and not is_size(node):
                 self.step(node)
@@ -189,24 +199,24 @@ class Order:
         place = place_of(node)
         if place is not None and not (is_branch(node) and place.carried):
             added = None if is_branch(node) else added_rows(node)
-            made = self.turns_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
+            made = self.iterations_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
             if made:
                 if made != {self.now} and self.now < self.last:
                     raise Differ("an iteration adds what another one made", node)
                 self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
                 self.sums.add(node)
                 return
-        made = self.turns_of(node.all_input_nodes)
+        made = self.iterations_of(node.all_input_nodes)
         reads_sum = any(argument in self.sums for argument in node.all_input_nodes)
         if reads_sum and is_half_of_adding(node):
             return
         if reads_sum and (self.now < self.last or made == {self.now}):
             raise Differ(f"{target_name(node)} reads what earlier iterations wrote", node)
         since = self.oldest(node)
-        inside_turn = self.now < self.last or made == {self.now}
-        if inside_turn and made - {self.now}:
+        inside_iteration = self.now < self.last or made == {self.now}
+        if inside_iteration and made - {self.now}:
             raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
-        if inside_turn and self.now - since >= 2:
+        if inside_iteration and self.now - since >= 2:
             raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
         if reads_sum:
             self.sums.add(node)
@@ -219,7 +229,7 @@ class Order:
     def oldest(self, node: fx.Node) -> int:
         return min((self.since[n] for n in node.all_input_nodes if n in self.since), default=self.now)
 
-    def turns_of(self, nodes: list[fx.Node]) -> frozenset[int]:
+    def iterations_of(self, nodes: list[fx.Node]) -> frozenset[int]:
         return frozenset().union(*(self.made_in[node] for node in nodes if node in self.made_in))
 
 
@@ -294,8 +304,8 @@ class Blocks(Builder):
             first.prepend(node)
 
     def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
-        """Whatever stands between the experts may read what it likes, the sum that turns add to as well: it stays where
-        it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
+        """Whatever stands between the experts may read what it likes, the sum that iterations add to as well: it stays
+        where it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
         first, last = self.downs[0], self.downs[-1]
         computed = {node for down in self.downs for node in inside(down, self.rows_of)}
         read = {argument for node in wanted | computed for argument in node.all_input_nodes} | wanted | set(self.rows)
@@ -432,13 +442,13 @@ def whole_split(rows: list[fx.Node]) -> fx.Node | None:
 
 def build_blocks(
     gm: fx.GraphModule, downs: list[fx.Node], storage: Storage, rows_of: RowsOf = expert_rows
-) -> tuple[Turns, list[fx.Node]]:
+) -> tuple[Unrolled, list[fx.Node]]:
     """(the loop, the blocks of its result) before the first projection. Raises Differ, NoExperts."""
     builder = Blocks(gm, downs, storage, rows_of)
-    turns = loop_of(gm, builder, builder.build())
-    assert turns.total is not None
+    iterations = loop_of(gm, builder, builder.build())
+    assert iterations.total is not None
     graph = gm.graph
-    total = turns.total
+    total = iterations.total
     with graph.inserting_before(downs[0]):
         value, own = tensor_of(total), tensor_of(downs[0])
         if value is not None and own is not None and value.dtype != own.dtype:
@@ -450,7 +460,7 @@ def build_blocks(
             part = stands_at(graph.call_function(operator.getitem, (apart, i)), down)
             part.meta["val"] = value_of(down)
             parts.append(part)
-    return turns, parts
+    return iterations, parts
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -459,9 +469,9 @@ def build_blocks(
 
 
 def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
-    """The turns of a loop over range(n), one after another before it: (carried values after them, the new nodes).
+    """The iterations of a loop over range(n), one after another before it: (carried values after them, the new nodes).
 
-    A branch in the body that the turn's number decides is taken or left out; None where values decide one."""
+    A branch in the body that the iteration's number decides is taken or left out; None where values decide one."""
     call = read_call(loop)
     assert call is not None
     count = call["source"]
@@ -469,8 +479,8 @@ def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
         return None
     carried, written = list(call["carried"]), Written(loop)
     try:
-        for turn in range(count):
-            carried = written.turn(loop_body(loop), turn, carried, call["captures"])
+        for iteration in range(count):
+            carried = written.iteration(loop_body(loop), iteration, carried, call["captures"])
     except Open:
         for node in reversed(written.nodes):
             loop.graph.erase_node(node)
@@ -479,18 +489,18 @@ def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
 
 
 class Open(Exception):
-    """Values decide what a turn does, or it does something besides."""
+    """Values decide what an iteration does, or it does something besides."""
 
 
 class Written:
-    """Turns of a loop as nodes before it."""
+    """Iterations of a loop as nodes before it."""
 
     def __init__(self, loop: fx.Node):
         self.loop = loop
         self.nodes: list[fx.Node] = []
 
-    def turn(self, body: fx.GraphModule, row: Any, carried: list[Any], captures: Any) -> list[Any]:
-        """The carried values after a turn. Raises Open."""
+    def iteration(self, body: fx.GraphModule, row: Any, carried: list[Any], captures: Any) -> list[Any]:
+        """The carried values after an iteration. Raises Open."""
         placeholders = body.graph.find_nodes(op="placeholder")
         table: dict[fx.Node, Any] = dict(zip(placeholders, [row, *carried, *captures], strict=True))
         for node in body.graph.nodes:
@@ -499,8 +509,8 @@ class Written:
             call = read_call(node)
             if call is not None and call.name == "expert_loop" and call["source"] == 1:
                 given, outer = (fx.map_arg(call[part], table.__getitem__) for part in ("carried", "captures"))
-                table[node] = tuple(self.turn(loop_body(node), 0, list(given), outer))
-            elif call is not None and call.name == "skip_turn":
+                table[node] = tuple(self.iteration(loop_body(node), 0, list(given), outer))
+            elif call is not None and call.name == "skip_iteration":
                 condition = fx.map_arg(node.args[0], table.__getitem__)
                 if not isinstance(condition, bool | int):
                     raise Open
@@ -516,7 +526,7 @@ class Written:
         return [table[value] if isinstance(value, fx.Node) else value for value in results]
 
     def value(self, node: fx.Node, table: dict[fx.Node, Any]) -> Any:
-        """The node before the loop; or its value, where it is Python's arithmetic on the turn's number."""
+        """The node before the loop; or its value, where it is Python's arithmetic on the iteration's number."""
         args, kwargs = fx.map_arg(node.args, table.__getitem__), fx.map_arg(node.kwargs, table.__getitem__)
         if node.op == "call_function" and not kwargs and all(isinstance(v, bool | int | float) for v in args):
             if node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math"):

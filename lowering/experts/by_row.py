@@ -1,10 +1,10 @@
 """Experts that the operator has not got, projection by projection: the rows of all experts are sorted once, and what a
-turn computes of its rows is computed of all of them, each projection with the matrix of each row's own expert
+iteration computes of its rows is computed of all of them, each projection with the matrix of each row's own expert
 (kernels.projection). So are experts of one projection, or of many, with low-rank additions, norms, residuals, routing
-weights or dropout between. The proof is that of the operator (proof.py) as far as it is about turns and routing; about
-the rows it is that each node is a row function (rules_each_row.py).
+weights or dropout between. The proof is that of the operator (proof.py) as far as it is about iterations and routing;
+about the rows it is that each node is a row function (rules_each_row.py).
 
-The rows lie in the order in which the turns would run, and so are sums taken and random numbers drawn.
+The rows lie in the order in which the iterations would run, and so are sums taken and random numbers drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts import proof, turns
+from moebius.lowering.experts import proof, unrolled_loops
 from moebius.lowering.experts.claims import Claim, Refused, known, what_is_added
 from moebius.lowering.experts.facts import (
     Fact,
@@ -65,8 +65,8 @@ class ByRow(Claim):
 
     @property
     def dropouts(self) -> list[Call]:
-        """Those that draw numbers, in the order of a turn."""
-        return [call for node in self.nodes if turns.draws(node) and (call := read_call(node)) is not None]
+        """Those that draw numbers, in the order of an iteration."""
+        return [call for node in self.nodes if unrolled_loops.draws(node) and (call := read_call(node)) is not None]
 
 
 def make_claim(reader: Reader, storage: Storage) -> ByRow:
@@ -125,7 +125,7 @@ def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
             return call["values"], 1.0
         case "scatter_add":
             return call["src"], 1.0
-    add = turns.added_rows(node)  # out[token] = out[token] + rows
+    add = unrolled_loops.added_rows(node)  # out[token] = out[token] + rows
     added = read_call(add) if add is not None else None
     assert added is not None
     return added["other"], 1.0
@@ -173,7 +173,8 @@ def as_many(claim: ByRow) -> Fault | None:
 
 
 def autocast_of(claim: ByRow) -> torch.dtype | None:
-    """What autocast makes of a projection's operands where the turns run under it; the loop stands where they do."""
+    """What autocast makes of a projection's operands where the iterations run under it; the loop stands where they
+    do."""
     for node in claim.nodes:
         call, result = read_call(node), tensor_of(node)
         if call is None or call.name not in PRODUCTS or result is None or result.dtype.itemsize != 2:
@@ -200,7 +201,7 @@ def one_dtype(claim: ByRow) -> Fault | None:
 
 
 def drawn_in_order(claim: ByRow) -> Fault | None:
-    """Random numbers are drawn as the turns draw them: the experts in ascending order, rows of whole memory."""
+    """Random numbers are drawn as the iterations draw them: the experts in ascending order, rows of whole memory."""
     for call in claim.dropouts:
         value = tensor_of(call.node)
         if value is None or value.device.type != "cpu":

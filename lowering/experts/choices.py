@@ -17,7 +17,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import Chain
 from moebius.lowering.experts.dense_raised import Raised
 from moebius.lowering.experts.masked import is_zero, same_argument, same_node
-from moebius.lowering.experts.turns import Differ
+from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of

@@ -1,4 +1,4 @@
-"""What an expert loop is claimed to compute, taken apart of what its turns were read to add up (reader.py).
+"""What an expert loop is claimed to compute, taken apart of what its iterations were read to add up (reader.py).
 
 A claim says nothing yet: every step of a proof (proof.py, by_row.py) judges it.
 """
@@ -31,7 +31,7 @@ from moebius.lowering.experts.facts import (
     linears,
 )
 from moebius.lowering.experts.reader import Reader
-from moebius.lowering.experts.routing import turns_limit
+from moebius.lowering.experts.routing import iterations_limit
 from moebius.lowering.values import describe_where, shape_of, where_of
 
 
@@ -55,9 +55,9 @@ def placed(node: fx.Node) -> fx.Node:
 
 @dataclass(kw_only=True)
 class Claim:
-    """What every claim says: rows are added up where they were looked up, one expert a turn.
+    """What every claim says: rows are added up where they were looked up, one expert an iteration.
 
-    hits, limit: what the loop runs over. experts: how many have weights and a turn."""
+    hits, limit: what the loop runs over. experts: how many have weights and an iteration."""
 
     reader: Reader
     sum: Accumulated
@@ -80,7 +80,7 @@ class Claim:
 
     @property
     def lookups(self) -> list[Rows]:
-        """The tensors of which the turns read rows."""
+        """The tensors of which the iterations read rows."""
         raise NotImplementedError
 
     weights: tuple[RowWeight, ...]
@@ -96,7 +96,7 @@ class Claim:
         source = reader.call["source"]
         fact = reader.outside.get(source) if isinstance(source, fx.Node) else None
         self.hits = fact if isinstance(fact, HitList) else None
-        self.limit = turns_limit(source, fact)
+        self.limit = iterations_limit(source, fact)
         self.experts = next((shape[0] for shape in held if shape and isinstance(shape[0], int)), 0)
         if self.limit is not None:  # the first ones run, and what goes to the others goes nowhere
             self.experts = min(self.experts, self.limit)
@@ -144,7 +144,7 @@ class Fused(Claim):
 
 
 def what_is_added(reader: Reader) -> Accumulated:
-    """The sum that the turns add to. Raises Refused."""
+    """The sum that the iterations add to. Raises Refused."""
     evidence, loop = reader.evidence, reader.loop
     if not evidence.sums:
         causes = [

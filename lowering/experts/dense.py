@@ -1,10 +1,11 @@
-"""All experts on all tokens, masked by a gate: ``out += expert(x) * gate_e[:, None]``, as the turns of an expert loop.
+"""All experts on all tokens, masked by a gate: ``out += expert(x) * gate_e[:, None]``, as the iterations of an expert
+loop.
 
 Where gate_e[t] = Σ_k weight[t, k] · [index[t, k] = e], the sum over e of expert_e(x[t]) · gate_e[t] is that of
 expert_e(x[t]) · weight[t, k] over the slots k with index[t, k] = e, if the expert works on each row by itself. So a
-turn ``state + expert(x) * gate`` is rewritten to the turn that selects these rows, computes the expert on them alone
-and adds them at their tokens; whether that is an expert's turn, row by row, is for the proof to say (proof.py). What
-the gate is, is read here, from one of two ways to write it:
+iteration ``state + expert(x) * gate`` is rewritten to the iteration that selects these rows, computes the expert on
+them alone and adds them at their tokens; whether that is an expert's iteration, row by row, is for the proof to say
+(proof.py). What the gate is, is read here, from one of two ways to write it:
 
     gates[:, e, None] of gates that are 0 for the others (zeros.py)             index from topk: no expert twice
     (weight * (index == e)).sum(-1, keepdim=True)
@@ -26,7 +27,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.combined import Combined, combination
 from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, masked, scale_by_mask
 from moebius.lowering.experts.routing import distinct, index_bounds, index_root
-from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, draws, loop_of
+from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -36,7 +37,7 @@ FULL = slice(None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which additions may be such turns
+# Which additions may be such iterations
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +282,7 @@ class Gate:
 
 
 class Sparse:
-    """Rewrites the body of a loop of dense turns, which ``builder`` built."""
+    """Rewrites the body of a loop of dense iterations, which ``builder`` built."""
 
     def __init__(self, builder: Builder, storage: Storage):
         self.builder, self.storage, self.body = builder, storage, builder.body
@@ -316,7 +317,7 @@ class Sparse:
         body.eliminate_dead_code()
 
     def reads_sum(self) -> bool:
-        """Whether a product of the turn is of what earlier turns added to."""
+        """Whether a product of the iteration is of what earlier iterations added to."""
         made = {self.builder.state}
         for node in self.body.nodes:
             if any(argument in made for argument in node.all_input_nodes):
@@ -532,7 +533,8 @@ class Sparse:
         return self.lifted(call["input"])
 
     def lifted(self, node: Any) -> fx.Node | None:
-        """What all turns read alike, as one that the body is given: ``index[:, k]``, read before the first turn."""
+        """What all iterations read alike, as one that the body is given: ``index[:, k]``, read before the first
+        iteration."""
         if not isinstance(node, fx.Node) or node in self.outer:
             return node if node in self.outer else None
         call = read_call(node)
@@ -574,7 +576,7 @@ def column_of(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Turns:
+def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Unrolled:
     """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
     for node in gm.graph.nodes:
         call = read_call(node) if nodes[0] < node < nodes[-1] else None

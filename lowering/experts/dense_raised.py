@@ -19,7 +19,7 @@ from moebius.lowering.values import add_call, computed_of, infer, same_shape, sh
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "logical_not", "and"})
 BY_ELEMENT = ELEMENTWISE | COMPARISONS | {"cast", "where", "masked_fill", "contiguous"}
 REDUCTIONS = frozenset({"sum", "any"})
-MOST = 50_000  # nodes of all turns
+MOST = 50_000  # nodes of all iterations
 
 
 class Raised(Chain):
@@ -92,8 +92,8 @@ def behind(node: fx.Node, leaves: set[fx.Node]) -> set[fx.Node]:
 
 
 class Flat:
-    """Values of the turns with the axes before the last as one. base: a tensor with all of these axes. leaves: what the
-    turns share. start: the first node that they do not.
+    """Values of the iterations with the axes before the last as one. base: a tensor with all of these axes. leaves:
+    what the iterations share. start: the first node that they do not.
 
     A value is either [*axes, F] or, where ``lead`` says so, [*axes]."""
 

@@ -22,8 +22,9 @@ class Skip:
 class Evidence:
     """What reading the loop gave. The steps of the proof judge it.
 
-    row: what the rows of the source are. sums: accumulations into what the turns change. writes: other in-place writes.
-    readbacks: operators that read what earlier turns wrote. strangers: operators that no table knows. ungraded:
+    row: what the rows of the source are. sums: accumulations into what the iterations change. writes: other in-place
+    writes.
+    readbacks: operators that read what earlier iterations wrote. strangers: operators that no table knows. ungraded:
     operators that run with gradients switched otherwise than at the loop. results: facts of the new carried values, in
     order. routing: nodes outside whose values were read as routing facts, with those facts.
     """

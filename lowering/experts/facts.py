@@ -1,9 +1,9 @@
 """The algebra: what can be known of a value in the body of an expert loop.
 
-A turn has one unknown, the expert e. Facts say what a value is as a function of e and of values that are the same in
-each turn. They compare equal when they mean the same, so a proof step is often just ``==``.
+An iteration has one unknown, the expert e. Facts say what a value is as a function of e and of values that are the same
+in each iteration. They compare equal when they mean the same, so a proof step is often just ``==``.
 
-Letters: T tokens, K slots, S the rows selected by one turn, D model width, N expert width, E experts.
+Letters: T tokens, K slots, S the rows selected by one iteration, D model width, N expert width, E experts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Items(Fact):
 
 @dataclass(frozen=True)
 class Invariant(Fact):
-    """The same tensor (or number) in every turn. key: equal keys, equal values. node: computes it, in the outer graph
-    or, from invariants alone, in the body."""
+    """The same tensor (or number) in every iteration. key: equal keys, equal values. node: computes it, in the outer
+    graph or, from invariants alone, in the body."""
 
     key: Hashable
     node: fx.Node = field(compare=False, repr=False)
@@ -54,7 +54,7 @@ class Invariant(Fact):
 
 @dataclass(frozen=True)
 class State(Fact):
-    """What the turns change: a placeholder of the body (a carried value, or a tensor that is written in place)."""
+    """What the iterations change: a placeholder of the body (a carried value, or a tensor that is written in place)."""
 
     placeholder: fx.Node
     carried: bool
@@ -67,7 +67,7 @@ class State(Fact):
 
 @dataclass(frozen=True)
 class ExpertId(Fact):
-    """This turn's expert e: a number or a tensor without axes, or (vector) a tensor of one element."""
+    """This iteration's expert e: a number or a tensor without axes, or (vector) a tensor of one element."""
 
     vector: bool = False
 
@@ -102,7 +102,7 @@ class HitList(Fact):
 
 @dataclass(frozen=True)
 class Mask(Fact):
-    """(index == e) for this turn's e. ``axes``: index's axes in the mask's order; "1" is an axis of size one.
+    """(index == e) for this iteration's e. ``axes``: index's axes in the mask's order; "1" is an axis of size one.
 
     classes: of the one_hot that it was taken from, which raises for an index beyond; None where it was compared with e.
     keep: booleans of index's shape that all hold where the mask does: slots that are not dropped.
@@ -117,7 +117,7 @@ class Mask(Fact):
 
 @dataclass(frozen=True)
 class MaskedWeights(Fact):
-    """[T, K]: weight where index is this turn's e, zero elsewhere."""
+    """[T, K]: weight where index is this iteration's e, zero elsewhere."""
 
     index: Invariant
     weight: Invariant
@@ -166,7 +166,7 @@ class RowCount(Fact):
 
 @dataclass(frozen=True)
 class Test(Fact):
-    """A condition of this turn, by kind: "expert": e == value; "expert from": e >= value; "empty": S == 0.
+    """A condition of this iteration, by kind: "expert": e == value; "expert from": e >= value; "empty": S == 0.
 
     negated: the opposite holds.
     """
@@ -224,8 +224,8 @@ class Raised(Fact):
 class RowWeight(RowFunction):
     """source[token, slot]: one number a row, [S] or [S, 1] (column).
 
-    axes: what stands at each axis of source: an axis of index, or "e" for this turn's expert. picked: of a source with
-    more axes, which (axis, position) are chosen in every turn alike; ``axes`` are the others.
+    axes: what stands at each axis of source: an axis of index, or "e" for this iteration's expert. picked: of a source
+    with more axes, which (axis, position) are chosen in every iteration alike; ``axes`` are the others.
     """
 
     source: Invariant
@@ -273,7 +273,7 @@ class RowWise(RowFunction):
 @dataclass(frozen=True)
 class EachRow(RowFunction):
     """[S, …]: what ``node`` computes (the ``part``-th of it, where it gives several), row by row, of any rows, of this
-    turn's expert and of what is the same for all rows. It may draw random numbers."""
+    iteration's expert and of what is the same for all rows. It may draw random numbers."""
 
     node: fx.Node
     part: int | None = None
@@ -281,7 +281,7 @@ class EachRow(RowFunction):
 
 @dataclass(frozen=True)
 class OwnVector(Fact):
-    """What ``node`` computes of vectors of this turn's expert, element by element: ``1 + scale[e]``."""
+    """What ``node`` computes of vectors of this iteration's expert, element by element: ``1 + scale[e]``."""
 
     node: fx.Node
 
@@ -299,7 +299,7 @@ class StateRows(Fact):
 class Accumulated(Fact):
     """state + (rows added at the positions of ``coordinate``), written at ``node``.
 
-    once: right only if no position occurs twice in a turn, as in ``out[token] += rows``.
+    once: right only if no position occurs twice in an iteration, as in ``out[token] += rows``.
     """
 
     state: State

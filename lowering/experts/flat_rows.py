@@ -1,7 +1,7 @@
 """Experts on rows with several axes, ``expert(slots[e])`` of [batch, slots, D], as experts on a matrix of these rows.
 
 A projection and what stands between two of them work on the last axis alone, so the axes before it may be one. So
-written, the experts may become an operator (blocks.py); where they do not, they are as they were.
+written, the experts may become an operator (module_reuse.py); where they do not, they are as they were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Zeros that a turn adds for an expert without rows, so that its parameters get gradients: put behind the last turn.
+"""Zeros that an iteration adds for an expert without rows, so that its parameters get gradients: put behind the last
+iteration.
 
     if mask.any():
         y.index_add_(0, token, expert(x[token]) * weight)
@@ -6,8 +7,8 @@
         y[0, 0] += 0 * sum(p.sum() for p in expert.parameters())
 
 What is added is 0 or NaN, whatever the parameters are: added before or after the rows of other experts, it leaves the
-same sum (but for the sign of a zero). So the turns of the experts with rows stand one after another, and are proven as
-if nothing stood between them; what is added for the others stays as it was written, with its condition.
+same sum (but for the sign of a zero). So the iterations of the experts with rows stand one after another, and are
+proven as if nothing stood between them; what is added for the others stays as it was written, with its condition.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.turns import added_rows, adds_to_rows, chased, is_branch, place_of
+from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
 from moebius.lowering.operators import call_operands, loop_body, read_call
 from moebius.lowering.values import same_shape, shape_of, tensor_of
 
@@ -72,7 +73,7 @@ def sum_of_branch(node: fx.Node) -> fx.Node | None:
         return None
     for inner in body.nodes:
         made = read_call(inner)
-        plain = inner.op in ("placeholder", "output") or (made is not None and made.name == "skip_turn")
+        plain = inner.op in ("placeholder", "output") or (made is not None and made.name == "skip_iteration")
         if not (plain or inner in reads or inner is add or adds_to_rows(inner) or only_computes(inner)):
             return None
     found = given[base]
@@ -148,7 +149,7 @@ def move(node: fx.Node, base: fx.Node, storage: Storage) -> None:
 def move_result(
     node: fx.Node, base: fx.Node, result: fx.Node, last: fx.Node, names: set[fx.Node], storage: Storage
 ) -> None:
-    """One that gives a new sum: the turns behind it add to the old one, and it is made of what they leave."""
+    """One that gives a new sum: the iterations behind it add to the old one, and it is made of what they leave."""
     if not starts_as_zeros(base) or any(node < user for user in base.users if user is not result):
         return  # somebody has kept the old sum, or reads it
     readers = [user for user in following(last) if not names.isdisjoint(user.all_input_nodes) and user not in names]

@@ -13,7 +13,7 @@ from torch import fx
 
 from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.dense import NoExperts
-from moebius.lowering.experts.turns import Differ
+from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of

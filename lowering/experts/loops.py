@@ -12,7 +12,7 @@ from moebius.lowering.values import where_of
 
 
 def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
-    """The expert_loop nodes, in order. One of a single turn is a branch, not a loop over experts."""
+    """The expert_loop nodes, in order. One of a single iteration is a branch, not a loop over experts."""
     return loops_among(gm.graph.nodes)
 
 

@@ -114,7 +114,8 @@ def compared_gate(condition: Any, gate: fx.Node) -> tuple[Any, float] | None:
 
 
 def same_node(a: Any, b: Any) -> bool:
-    """Whether two nodes are the same reading of the same tensor. (All are asked what is written between the turns.)"""
+    """Whether two nodes are the same reading of the same tensor. (All are asked what is written between the
+    iterations.)"""
     if a is b:
         return True
     if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or a.target != b.target or a.kwargs or b.kwargs:

@@ -3,7 +3,7 @@
 :func:`prove` takes what was accumulated in a loop that was read (reader.py) apart into a claim (claims.py), and puts
 the claim to every step of STEPS. The first step that does not hold is the refusal: its name, what it found, and the
 user's line. Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that).
-What an earlier turn wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
+What an earlier iteration wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.claims import Claim, Fused, Refused
 from moebius.lowering.experts.facts import RowFunction, Selection, State, Test, Unknown
-from moebius.lowering.experts.kept import before_the_loop, writer_before_backward
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import (
     ALL,
@@ -32,7 +31,8 @@ from moebius.lowering.experts.routing import (
     is_skipped,
     skip_values,
 )
-from moebius.lowering.experts.turns import draws
+from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
+from moebius.lowering.experts.unrolled_loops import draws
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of
@@ -56,7 +56,7 @@ def known_operators(claim: Claim) -> Fault | None:
 
 
 def nothing_else_written(claim: Claim) -> Fault | None:
-    """A turn changes nothing in place but the sum."""
+    """An iteration changes nothing in place but the sum."""
     return first_fault(claim.reader.evidence.writes)
 
 
@@ -73,7 +73,8 @@ def nothing_else_drawn(claim: Claim) -> Fault | None:
 
 
 def one_sum(claim: Claim) -> Fault | None:
-    """Each turn adds once, to one place, and hands nothing else on to the next turn or to the code after the loop."""
+    """Each iteration adds once, to one place, and hands nothing else on to the next iteration or to the code after the
+    loop."""
     evidence = claim.reader.evidence
     if len(evidence.sums) > 1:
         return "an iteration adds to more than one place, or twice", evidence.sums[1].node
@@ -93,7 +94,7 @@ def one_sum(claim: Claim) -> Fault | None:
 
 
 def own_storage(claim: Claim) -> Fault | None:
-    """The tensor that is added to was made in this graph, and nothing that the turns read shares its storage."""
+    """The tensor that is added to was made in this graph, and nothing that the iterations read shares its storage."""
     if claim.sum.state.carried:
         return None
     reader, storage = claim.reader, claim.storage
@@ -109,13 +110,14 @@ def own_storage(claim: Claim) -> Fault | None:
 
 
 def every_expert_once(claim: Claim) -> Fault | None:
-    """The turns run each expert that has rows exactly once."""
+    """The iterations run each expert that has rows exactly once."""
     fault = coverage_fault(claim.limit, claim.hits, claim.selection, claim.experts)
     return (fault, claim.reader.loop) if fault else None
 
 
 def harmless_skips(claim: Claim) -> Fault | None:
-    """A turn ends early only before it adds anything, and only for an expert beyond the weights or without rows."""
+    """An iteration ends early only before it adds anything, and only for an expert beyond the weights or without
+    rows."""
     skips = claim.reader.evidence.skips
     for skip in skips:
         if skip.late:
@@ -269,7 +271,7 @@ def one_precision(claim: Fused) -> Fault | None:
 
 def with_gradients(claim: Claim) -> Fault | None:
     """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd. Without tokens
-    no turn runs, and the result has no gradient; on a mesh, the experts have those of other ranks' tokens."""
+    no iteration runs, and the result has no gradient; on a mesh, the experts have those of other ranks' tokens."""
     no_tokens = any(type(size) is int and size == 0 for size in claim.index.meta["val"].shape)
     if claim.reader.alone and claim.hits and no_tokens:
         return "a batch without tokens hits no expert", claim.index

@@ -1,4 +1,4 @@
-"""Abstract interpretation of an expert loop: a fact for each node of its body, and what its turns do to the world.
+"""Abstract interpretation of an expert loop: a fact for each node of its body, and what its iterations do to the world.
 
 Nodes outside the loop are read on demand and only as far as routing goes (masks, counts, hit lists); all other tensors
 from outside are invariants. The rules are in the files rules_*.py, one for each canonical operator.
@@ -92,7 +92,7 @@ class Reader:
                 self.evidence.results = [self.fact(value) for value in node.args[0]]
             elif node.op != "placeholder":
                 self.facts[node] = self.read(node)
-        if self.mode != self.mode_at_entry:  # the next turn begins otherwise than this one
+        if self.mode != self.mode_at_entry:  # the next iteration begins otherwise than this one
             self.evidence.ungraded.append(self.switch)
         self.evidence.routing = {node: fact for node, fact in self.outside.items() if not isinstance(fact, Invariant)}
 
@@ -170,8 +170,8 @@ class Reader:
         return known
 
     def make(self, target: Any, *args: Any, each: fx.Node | None = None) -> fx.Node:
-        """A node before the loop that a fact speaks of: equal arguments, one node. each: of a turn, that it stands for
-        alone. Where the proof fails, whoever asked for it takes these nodes out again."""
+        """A node before the loop that a fact speaks of: equal arguments, one node. each: of an iteration, that it
+        stands for alone. Where the proof fails, whoever asked for it takes these nodes out again."""
         key = (target, repr(args), each)
         if key not in self.made:
             with self.loop.graph.inserting_before(self.loop):
@@ -192,7 +192,7 @@ class Reader:
         if call.name == "set_grad_enabled":
             self.mode, self.switch = call["mode"], node
             return Constant(None)
-        if call.name == "skip_turn":
+        if call.name == "skip_iteration":
             self.evidence.skips.append(Skip(node, self.fact(call["condition"]), bool(self.evidence.sums)))
             return Constant(None)
         operands = [self.facts[argument] for argument in node.all_input_nodes]
@@ -250,7 +250,8 @@ class Reader:
         )
 
     def key_of(self, argument: Any) -> Any:
-        """A key that equal invariants share, for an FX argument of a body node; None for what varies with the turn."""
+        """A key that equal invariants share, for an FX argument of a body node; None for what varies with the
+        iteration."""
         if isinstance(argument, fx.Node):
             if argument.op == "placeholder":
                 fact = self.facts[argument]

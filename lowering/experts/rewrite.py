@@ -13,19 +13,19 @@ from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
-    apart,
     by_row,
     flat_rows,
     grouped,
-    joining,
-    meeting,
     proof,
     provisional,
+    result_sinks,
     rows_written,
     slots,
+    split_phases,
+    weight_concat,
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
-from moebius.lowering.experts.batched_turns import Batched
+from moebius.lowering.experts.batched_iterations import Batched
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
 from moebius.lowering.experts.buffers import straighten
 from moebius.lowering.experts.choices import choices
@@ -33,17 +33,17 @@ from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, p
 from moebius.lowering.experts.dense import Chain, NoExperts, build_dense, dense_chains
 from moebius.lowering.experts.dense_raised import Raised, stacks
 from moebius.lowering.experts.facts import Test
+from moebius.lowering.experts.hoisted_conditionals import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
-from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
+from moebius.lowering.experts.missed_experts import MissedExperts, overlooked
 from moebius.lowering.experts.out_of_place import write_out_of_place
-from moebius.lowering.experts.overlooked import Overlooked, overlooked
 from moebius.lowering.experts.proof import prove
 from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
-from moebius.lowering.experts.stacking import blocks_apart, of_turns_that_ran
-from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
+from moebius.lowering.experts.stacking import blocks_apart, of_iterations_that_ran
+from moebius.lowering.experts.unrolled_loops import Differ, Unrolled, added_rows, build_loop, groups, place_of, remove
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
@@ -63,7 +63,7 @@ CONTRACT = Contract(
 MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
-DIFFERENT = "equal iterations"  # the first step of the proof for turns that stand one after another
+DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
 
 
 def replace_loops(work: Work) -> None:
@@ -74,7 +74,7 @@ def replace_loops(work: Work) -> None:
         straighten(work, takes_blocks(work))
     replace_all(work)
     left = any(not region.lowered for region in work.regions)
-    if left and work.keep_loops is None and takes_blocks(work) and joining.applies(work.options):
+    if left and work.keep_loops is None and takes_blocks(work) and weight_concat.applies(work.options):
         work.by_rows = True
         work.regions = [region for region in work.regions if region.lowered]
         replace_all(work)
@@ -90,7 +90,7 @@ def replace_all(work: Work) -> None:
             replace_written_out(work, loop, region)
     if work.keep_loops is not None:
         return
-    failed = replace_turns(work, Storage(work.gm.graph))
+    failed = replace_iterations(work, Storage(work.gm.graph))
     for chain in dense_chains(work.gm.graph):
         work.regions += replace_chain(work, chain)
     for find in (choices, stacks):
@@ -101,19 +101,19 @@ def replace_all(work: Work) -> None:
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work)
         stands_for = {one.branch: one.rest for one in opened if one.rest is not None}
-        for turns in failed:
-            turns.anchors = [stands_for.get(anchor, anchor) for anchor in turns.anchors]
+        for iterations in failed:
+            iterations.anchors = [stands_for.get(anchor, anchor) for anchor in iterations.anchors]
         if len(refused) > 1:
             place = refused[0].node
             region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")
             refuse(region, f"{DIFFERENT}: {refused[0].reason}", place)
             work.regions.append(region)
-        pieces = apart.take_apart(work)
+        pieces = split_phases.take_apart(work)
         flat = flat_rows.flatten_rows(work)
         replace_blocks(work, failed, opened)
         provisional.settle(work, flat)
         settle(work, opened)
-        apart.settle(work, pieces)
+        split_phases.settle(work, pieces)
     gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
         write_out_of_place(work)
@@ -132,8 +132,7 @@ def replace_all(work: Work) -> None:
 
 
 def report_grouped(work: Work, gathered: grouped.Gathered, reported: set[fx.Node]) -> None:
-    """A region for each layer of grouped products that is still as it was written and has none. reported: products that
-    have."""
+    """A region for each layer of grouped products that is as it was written and has none. reported: those that have."""
     for products in grouped.left_over(work.gm.graph):
         if reported.isdisjoint(products):
             reasons = [gathered.why[one] for one in products if one in gathered.why]
@@ -152,10 +151,10 @@ def replace_meeting(work: Work) -> None:
         if not there:
             return
         tried.add(there[0].place)
-        ends = meeting.ends(there[0])
-        if not all(map(meeting.rows_behind, ends)):
+        ends = result_sinks.ends(there[0])
+        if not all(map(result_sinks.rows_behind, ends)):
             continue
-        found = replace_piece(work, ends, order_fault(work.gm.graph, ends), rows_of=meeting.rows_behind)
+        found = replace_piece(work, ends, order_fault(work.gm.graph, ends), rows_of=result_sinks.rows_behind)
         if found is not None and found.lowered:
             lines = {place for node in there[0].nodes for place in places_of(node)}
             work.regions = [r for r in work.regions if r.lowered or (r.file, r.line) not in lines]
@@ -163,7 +162,7 @@ def replace_meeting(work: Work) -> None:
             drop_dead_code(work)
 
 
-def find_overlooked(graph: fx.Graph) -> list[Overlooked]:
+def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
     """overlooked(), or nothing where it fails: the report says that."""
     try:
         return overlooked(graph)
@@ -179,7 +178,7 @@ def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
         found = overlooked(work.gm.graph)
     except Exception as error:  # nobody loses a graph for a line of its report
         place = next((node for node in work.gm.graph.nodes if where_of(node)[0]), work.gm.graph.output_node())
-        found = [Overlooked(0, place, place, f"{DEFECT}: {type(error).__name__}: {error}", set())]
+        found = [MissedExperts(0, place, place, f"{DEFECT}: {type(error).__name__}: {error}", set())]
     for one in found:
         if not one.nodes & reported and not any(known & set(places_of(node)) for node in one.nodes):
             region = ExpertRegion(*users_line(one.place), f"experts whose results meet in {target_name(one.place)}")
@@ -203,9 +202,8 @@ def foreign(work: Work) -> str:
 
 
 def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> None:
-    """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: turns whose sums
-    could not be replaced: they are done with where their experts are replaced here. opened: branches that some of the
-    experts stood in."""
+    """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
+    sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
         count = len(downs)
         fault = order_fault(work.gm.graph, downs)
@@ -235,7 +233,7 @@ def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> No
 
 
 def order_fault(graph: fx.Graph, downs: list[fx.Node]) -> Differ | None:
-    """Why the turns that these down-projections are of depend on one another, if they do."""
+    """Why the iterations that these down-projections are of depend on one another, if they do."""
     try:
         Order(graph, downs, Storage(graph))
     except Differ as difference:
@@ -258,7 +256,7 @@ def replace_piece(
     region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
     storage = Storage(gm.graph)
     try:
-        turns, parts = build_blocks(gm, downs, storage, rows_of)
+        iterations, parts = build_blocks(gm, downs, storage, rows_of)
         if fault is not None:
             raise fault
     except NoExperts:
@@ -268,9 +266,9 @@ def replace_piece(
         refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
-        if replace_loop(work, turns.loop, storage, region, by_rows=apart):
-            skip_unused(downs, opened, turns.stacked)
-            turns.draw_elsewhere()
+        if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
+            skip_unused(downs, opened, iterations.stacked)
+            iterations.draw_elsewhere()
     if region is not None and region.lowered:
         for down, part in zip(downs, parts, strict=True):
             down.replace_all_uses_with(part)
@@ -330,7 +328,7 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
 
 
 def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
-    """Turns that run their expert several times, on rows of one slot after another: an operator for each slot."""
+    """Iterations that run their expert several times, on rows of one slot after another: an operator for each slot."""
     count = len(downs)
     for parts in [parts for parts in range(2, count // 2 + 1) if count % parts == 0]:
         found = replace_piece(work, downs[::parts])
@@ -341,7 +339,7 @@ def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
 
 
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:
-    """A loop over range(n) whose sum is not understood: its turns written out, if its experts become an operator so."""
+    """A loop over range(n) whose sum is not understood: its iterations written out, if that makes an operator of it."""
     graph = work.gm.graph
     before, regions, loose = set(graph.nodes), list(work.regions), list(work.loose)
     written = write_out(loop)
@@ -372,7 +370,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 
 
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
-    """Additions as the turns of one loop, or of loops of equal length (a loop over slots around that over experts)."""
+    """Additions as the iterations of one loop, or of loops of equal length (one over slots around one over experts)."""
     count = len(nodes)
     kind = Chain if len(shape_of(nodes[0]) or ()) == 2 else Raised
     for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
@@ -384,7 +382,7 @@ def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
 
 
 def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
-    """Experts that are computed on all tokens and masked, as the turns of one loop; None where these are none."""
+    """Experts that are computed on all tokens and masked, as the iterations of one loop; None where these are none."""
     before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
     file, line, _ = where_of(chain.place)
     region = ExpertRegion(file, line, "experts on all tokens, masked by a gate")
@@ -392,13 +390,13 @@ def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
     try:
         chain.normalise(Storage(work.gm.graph))
         storage = Storage(work.gm.graph)
-        turns = build_dense(work.gm, chain.nodes, storage)
+        iterations = build_dense(work.gm, chain.nodes, storage)
     except Differ as difference:
         other = isinstance(difference, NoExperts)
         place = difference.node if where_of(difference.node)[0] else chain.place
         refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
-        replace_loop(work, turns.loop, storage, region, turns)
+        replace_loop(work, iterations.loop, storage, region, iterations)
     if region.lowered:
         work.loose += chain.unread
     else:
@@ -408,7 +406,8 @@ def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
 
 
 def replace_loop(
-    work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, turns: Turns | None = None, by_rows: bool = True
+    work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, iterations: Unrolled | None = None,
+    by_rows: bool = True,
 ) -> bool:
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why. by_rows:
     whether it may be projections of sorted rows: where all experts read the same rows, these would be E copies."""
@@ -425,15 +424,15 @@ def replace_loop(
         refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", loop)
     else:
         fill(region, claim, work.options)
-        if turns is not None:
+        if iterations is not None:
             writer = Writer(claim)
             index = writer.invariant(claim.selection.index)
-            turns.skip_unused(index, [*reader.made.values(), *writer.made])
-            turns.draw_elsewhere()
-            work.loose += remove(turns, storage)
-            if region.saved_bytes is not None and not joining.applies(work.options):
-                region.saved_bytes += turns.stacked_bytes()
-        result = where_turns_ran(work, claim, result, turns)
+            iterations.skip_unused(index, [*reader.made.values(), *writer.made])
+            iterations.draw_elsewhere()
+            work.loose += remove(iterations, storage)
+            if region.saved_bytes is not None and not weight_concat.applies(work.options):
+                region.saved_bytes += iterations.stacked_bytes()
+        result = where_iterations_ran(work, claim, result, iterations)
         work.loose += [*put_in_place(claim, result), *reader.made.values()]
         return True
     while loop.prev is not before:  # what the attempt wrote stands before the loop
@@ -441,20 +440,21 @@ def replace_loop(
     return False
 
 
-def where_turns_ran(work: Work, claim: Claim, result: fx.Node, turns: Turns | None) -> fx.Node:
-    """The result, without history where all turns were skipped: a batch of no rows leaves no gradients behind.
+def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: Unrolled | None) -> fx.Node:
+    """The result, without history where all iterations were skipped: a batch of no rows leaves no gradients behind.
 
     Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. Nor
     on a mesh, where backward brings the gradients of other ranks' tokens."""
     if work.options.mesh is not None:
         return result
     skips = any(isinstance(s.condition, Test) and s.condition.kind == "empty" for s in claim.reader.evidence.skips)
-    if not (claim.hits is not None or skips or (turns is not None and turns.skipping)) or not takes_blocks(work):
+    skips = skips or claim.hits is not None or (iterations is not None and iterations.skipping)
+    if not skips or not takes_blocks(work):
         return result
     writer = Writer(claim)
-    index = writer.invariant(claim.selection.index)  # dropped slots count: the turns ask for those of the index
+    index = writer.invariant(claim.selection.index)  # dropped slots count: the iterations ask for those of the index
     inside = proven_within(index, Allowed(0, claim.experts))
-    return writer.call(of_turns_that_ran, result, index, *(() if inside else (claim.experts,)))
+    return writer.call(of_iterations_that_ran, result, index, *(() if inside else (claim.experts,)))
 
 
 def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool) -> tuple[Claim, fx.Node]:
@@ -487,7 +487,7 @@ def fill(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
 
 @dataclass
 class Failed:
-    """Turns that stand one after another, and the region that says why they are no loop."""
+    """Iterations that stand one after another, and the region that says why they are no loop."""
 
     region: ExpertRegion
     anchors: list[fx.Node]
@@ -513,8 +513,8 @@ def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     return False
 
 
-def replace_turns(work: Work, storage: Storage) -> list[Failed]:
-    """The same for turns that stand one after another: all of them as one loop, or as loops of equal length.
+def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
+    """The same for iterations that stand one after another: all of them as one loop, or as loops of equal length.
     Returns those that it could not replace."""
     failed = []
     done = {node for node in work.gm.graph.nodes if node.target is blocks_apart}
@@ -522,7 +522,7 @@ def replace_turns(work: Work, storage: Storage) -> list[Failed]:
         if all(sum_of(anchor) is not None for anchor in anchors):
             continue  # zeros, of experts without rows
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
-            continue  # the turns of a loop that was written out: their experts are an operator already
+            continue  # the iterations of a loop that was written out: their experts are an operator already
         anchors = without_identities(anchors)
         count = len(anchors)
         lengths = [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]
@@ -543,7 +543,7 @@ def replace_turns(work: Work, storage: Storage) -> list[Failed]:
 
 
 def without_identities(anchors: list[fx.Node]) -> list[fx.Node]:
-    """The first turns, where the last ones add the tokens themselves (zero-computation experts): these stay."""
+    """The first iterations, where the last ones add the tokens themselves (zero-computation experts): these stay."""
     count = len(anchors)
     while count and not projects(anchors[count - 1], anchors[count - 2] if count > 1 else None):
         count -= 1
@@ -551,7 +551,7 @@ def without_identities(anchors: list[fx.Node]) -> list[fx.Node]:
 
 
 def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
-    """Whether what is added is made by a product with a weight in the turn itself, which begins after ``before``."""
+    """Whether what is added comes of a product with a weight in the iteration itself, which begins after ``before``."""
     place = place_of(anchor)
     if place is None or before is None:
         return True
@@ -571,17 +571,17 @@ def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
 
 
 def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:
-    """Some accumulations as the turns of one loop."""
+    """Some accumulations as the iterations of one loop."""
     before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
     file, line, _ = where_of(anchors[0])
     region = ExpertRegion(file, line, f"{len(anchors)} iterations, one after another")
     try:
-        turns = build_loop(work.gm, anchors, storage)
+        iterations = build_loop(work.gm, anchors, storage)
     except Differ as difference:
         place = difference.node if where_of(difference.node)[0] else anchors[0]
         refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
-        replace_loop(work, turns.loop, storage, region, turns)
+        replace_loop(work, iterations.loop, storage, region, iterations)
     if not region.lowered:
         forget(work.gm, before, modules)
     return region

@@ -1,4 +1,5 @@
-"""Which experts the turns run, and which routing indices are allowed: the arithmetic of coverage and of sentinels."""
+"""Which experts the iterations run, and which routing indices are allowed: the arithmetic of coverage and of
+sentinels."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def index_bounds(node: fx.Node) -> tuple[int, int] | None:
     return (0, size) if isinstance(size, int) else None
 
 
-def turns_limit(source: Any, fact: Fact | None) -> int | None:
+def iterations_limit(source: Any, fact: Fact | None) -> int | None:
     """n for a loop over ``range(n)`` (or ``torch.arange(n)``); None for other sources."""
     if isinstance(source, int):
         return source
@@ -52,14 +53,14 @@ def turns_limit(source: Any, fact: Fact | None) -> int | None:
 
 
 def is_skipped(expert: int, skips: list[Skip]) -> bool | None:
-    """Whether the turn of this expert ends early although rows were selected; None where that is not known."""
+    """Whether the iteration of this expert ends early although rows were selected; None where that is not known."""
     for skip in skips:
         test = skip.condition
         if not isinstance(test, Test):
             return None
         if test.kind == "empty":
             if test.negated:
-                return True  # skips the turns that have rows
+                return True  # skips the iterations that have rows
             continue
         assert isinstance(test.value, int)
         holds = expert == test.value if test.kind == "expert" else expert >= test.value
@@ -78,7 +79,7 @@ def skip_values(skips: list[Skip]) -> list[int]:
 
 
 def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection, experts: int) -> str | None:
-    """Why the turns may miss an expert that has rows, or run one twice; None when each runs exactly once."""
+    """Why the iterations may miss an expert that has rows, or run one twice; None when each runs exactly once."""
     if limit is not None:
         if limit > experts:
             return f"the loop runs over range({limit}), but the weights hold {experts} experts"

@@ -41,7 +41,7 @@ def of_a_row_so_far(reader: Reader, call: Call) -> Fact | None:
 
 @rule(*ROW_BY_ROW)
 def own_vector(reader: Reader, call: Call) -> Fact | None:
-    """An elementwise operator on vectors of the expert and on what is the same in all turns."""
+    """An elementwise operator on vectors of the expert and on what is the same in all iterations."""
     if call.op.inplace or call.name not in ELEMENTWISE | {"cast"} or len(reader.shape(call.node) or ()) != 1:
         return None
     if call.node.graph is not reader.body.graph:

@@ -39,7 +39,7 @@ def each_row(reader: Reader, call: Call) -> Fact | None:
 
 
 def is_product(reader: Reader, call: Call) -> bool:
-    """Rows times a matrix of the expert's own, or one that is the same in all turns."""
+    """Rows times a matrix of the expert's own, or one that is the same in all iterations."""
     matrix = call["weight"] if call.name == "linear" else call["other"]
     given, weight = reader.fact(call["input"]), reader.fact(matrix)
     bias = reader.fact(None if call.name == "matmul" else call["bias"])

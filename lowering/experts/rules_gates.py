@@ -1,4 +1,5 @@
-"""Rules of gates of all tokens, of which a turn takes this expert's: ``(weight * (index == e)).sum(-1)[token]``."""
+"""Rules of gates of all tokens, of which an iteration takes this expert's: ``(weight * (index ==
+e)).sum(-1)[token]``."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def arange(reader: Reader, call: Call) -> Fact | None:
 
 @rule("full")
 def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
-    """A row of a list of hits, where the turns were taken by number."""
+    """A row of a list of hits, where the iterations were taken by number."""
     size = call["size"]
     if not isinstance(reader.fact(call["fill_value"]), ExpertId) or reader.dtype(call.node) not in (
         torch.int64,

@@ -102,7 +102,7 @@ def lower_rows(reader: Reader, call: Call) -> Fact | None:
 
 
 def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torch.dtype, column: bool) -> Fact | None:
-    """A lookup at a selection's coordinates (and at this turn's expert)."""
+    """A lookup at a selection's coordinates (and at this iteration's expert)."""
     picked = tuple((axis, key.value) for axis, key in enumerate(keys) if is_position(key))
     if picked and len(keys) != rank:
         return None
@@ -154,7 +154,7 @@ def gathered_weight(reader: Reader, call: Call) -> Fact | None:
 
 
 @rule("transpose", "permute", "t", "T", "mT")
-def turn_slice(reader: Reader, call: Call) -> Fact | None:
+def iteration_slice(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
     if not isinstance(fact, Slice) or len(fact.axes) != 2:
         return None
@@ -189,9 +189,9 @@ def rounds_alone(dtype: torch.dtype) -> bool:
 
 
 def through(reader: Reader, call: Call, fact: Slice, before: torch.dtype, dtype: torch.dtype) -> Slice | None:
-    """A weight that went through a narrower dtype: so do those of all experts, element by element. The turn's cast into
-    that dtype keeps a node of its own, which rounds the gradient that goes through it, and all parts of what comes back
-    are summed before."""
+    """A weight that went through a narrower dtype: so do those of all experts, element by element. The iteration's cast
+    into that dtype keeps a node of its own, which rounds the gradient that goes through it, and all parts of what comes
+    back are summed before."""
     whole = fact.weight.node
     outer = reader.outer_of(whole) if whole.graph is reader.body.graph and whole.op == "placeholder" else whole
     if not isinstance(outer, fx.Node) or outer.graph is not reader.loop.graph:

@@ -1,4 +1,4 @@
-"""Rules of an expert's own weights and vectors: what is looked up by the turn's number."""
+"""Rules of an expert's own weights and vectors: what is looked up by the iteration's number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def select_expert_weight(reader: Reader, call: Call) -> Fact | None:
 
 @rule("pick")
 def own_parameter(reader: Reader, call: Call) -> Fact | None:
-    """An expert's parameter out of those that were stacked (turns.py)."""
+    """An expert's parameter out of those that were stacked (unrolled_loops.py)."""
     source, index, dtype = reader.fact(call["input"]), reader.fact(call["index"]), reader.dtype(call["input"])
     if isinstance(source, Invariant) and isinstance(index, ExpertId) and dtype is not None:
         return expert_slice(reader, call, source, dtype)

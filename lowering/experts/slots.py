@@ -21,7 +21,6 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.kept import writer_before_backward
 from moebius.lowering.experts.layout import FULL, sized_one, without_grad
 from moebius.lowering.experts.positions import (
     computed_since_the_choice,
@@ -36,7 +35,8 @@ from moebius.lowering.experts.positions import (
     without_unit_axis,
 )
 from moebius.lowering.experts.routing import index_root
-from moebius.lowering.experts.turns import has_effect
+from moebius.lowering.experts.saved_for_backward import writer_before_backward
+from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of

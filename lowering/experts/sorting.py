@@ -1,4 +1,5 @@
-"""When the graph runs: the rows of all experts one after another, in the order in which a loop's turns run them."""
+"""When the graph runs: the rows of all experts one after another, in the order in which a loop's iterations run
+them."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def sort_slots(index: torch.Tensor, experts: int, axes: tuple[int, ...]) -> tupl
 
 
 def draw_noise(offsets: torch.Tensor, *dropouts: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """What each dropout (p, width, dtype) of a turn multiplies its rows [S, width] with. Drawn as the turns do: one
-    expert after another, all dropouts of its turn, each for the rows that the expert has."""
+    """What each dropout (p, width, dtype) of an iteration multiplies its rows [S, width] with. Drawn as the iterations
+    do: one expert after another, all dropouts of its iteration, each for the rows that the expert has."""
     bounds = offsets.tolist()
     made: list[list[torch.Tensor]] = [[] for _ in dropouts]
     for start, stop in zip(bounds, bounds[1:], strict=False):

@@ -8,7 +8,8 @@ import torch
 
 
 class StackOfExperts(torch.autograd.Function):
-    """``torch.stack``; an expert that no slot of ``index`` goes to gets no gradient, as if its turn had not run."""
+    """``torch.stack``; an expert that no slot of ``index`` goes to gets no gradient, as if its iteration had not
+    run."""
 
     @staticmethod
     def forward(ctx: Any, index: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -24,7 +25,7 @@ class StackOfExperts(torch.autograd.Function):
 
 
 def stack_experts(index: torch.Tensor | None, *parameters: torch.Tensor) -> torch.Tensor:
-    """[E, …]: the parameters stacked. index: the routing index, integers of any shape, where the turns of experts
+    """[E, …]: the parameters stacked. index: the routing index, integers of any shape, where the iterations of experts
     without rows do not run: these then get no gradient rather than one of zeros."""
     if index is None:
         return torch.stack(parameters)
@@ -44,9 +45,9 @@ def in_set_order(numbers: torch.Tensor) -> torch.Tensor:
     return torch.tensor(list(set(numbers.tolist())), dtype=numbers.dtype, device=numbers.device)
 
 
-def of_turns_that_ran(rows: torch.Tensor, index: torch.Tensor, experts: int | None = None) -> torch.Tensor:
-    """The rows; without history where no slot of ``index`` is there, as no turn has run then: what they are computed of
-    gets no gradient rather than zeros. experts: slots that go to none of so many are not there either."""
+def of_iterations_that_ran(rows: torch.Tensor, index: torch.Tensor, experts: int | None = None) -> torch.Tensor:
+    """The rows; without history where no slot of ``index`` is there, as no iteration has run then: what they are
+    computed of gets no gradient rather than zeros. experts: slots that go to none of so many are not there either."""
     if type(index) is not torch.Tensor:  # while it is traced
         return rows
     slots = index if experts is None else (index >= 0) & (index < experts)

@@ -15,7 +15,7 @@ from moebius.kernels import saved_elements
 from moebius.kernels.contract import stored_width
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts import joining
+from moebius.lowering.experts import weight_concat
 from moebius.lowering.experts.claims import Claim, Fused, nodes_after
 from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunction, RowWeight, Slice
 from moebius.lowering.experts.proof import state_position, target_of
@@ -39,7 +39,7 @@ def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) ->
     region.kernel = kernel_for(x)
     narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
     if isinstance(tokens, int) and isinstance(top_k, int) and claim.after is None:
-        joined = claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options)
+        joined = claim.up is not None and is_whole(claim.gate, claim.up) is None and not weight_concat.applies(options)
         rows = (tokens, top_k, claim.gate.dtype.itemsize)
         region.saved_bytes = kept_bytes(rows, (claim.experts, width, narrow), claim.up is not None, options)
         if joined:  # gate and up are put into one tensor, which is kept
@@ -118,7 +118,7 @@ class Writer:
     def joined(self, parts: list[fx.Node]) -> fx.Node:
         """Gate and up as one, [E, out, …]."""
         node = self.call(torch.cat, parts, 1)
-        node.meta[joining.JOINED] = True
+        node.meta[weight_concat.JOINED] = True
         return node
 
     def vector(self, bias: Slice) -> fx.Node:
@@ -126,7 +126,7 @@ class Writer:
         return self.rows(self.cast(self.of_experts(bias), bias.dtype), bias.range_of(1))
 
     def of_experts(self, weight: Slice) -> fx.Node:
-        """[E, …]: of a weight that may hold more experts than turns run."""
+        """[E, …]: of a weight that may hold more experts than iterations run."""
         node = self.invariant(weight.weight)
         shape = shape_of(node)
         assert shape is not None
@@ -235,7 +235,7 @@ def write_operator(claim: Fused, options: LoweringOptions, known: dict[Any, Any]
 
 
 def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, scale: fx.Node | None) -> fx.Node:
-    """Does with the experts' results [T·K, D] what the turns do with each row, and adds up a token's K slots.
+    """Does with the experts' results [T·K, D] what the iterations do with each row, and adds up a token's K slots.
 
     index, scale: [T, K]. Slots that go to no expert add nothing, whatever comes after makes of their zeros.
     """
@@ -361,7 +361,7 @@ def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
     result = writer.cast(result, value.dtype)
     storage = claim.storage
     zero = is_zero(target, loop, storage)
-    if claim.sum.state.carried:  # each turn makes a new tensor, in rows
+    if claim.sum.state.carried:  # each iteration makes a new tensor, in rows
         give_back(claim, result if zero else writer.call(torch.add, target, result))
     else:
         give_back(claim, None)

@@ -73,7 +73,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
 def require_given(gradients: tuple[torch.Tensor | None, ...], expected: tuple[bool, ...]) -> None:
     """What ``torch.autograd.grad(..., allow_unused=True)`` gave is None exactly where it was while tracing.
 
-    Loops over experts have other turns in each call. Raises MissingGradientError, which capture answers.
+    Loops over experts have other iterations in each call. Raises MissingGradientError, which capture answers.
     """
     if tuple(gradient is not None for gradient in gradients) != expected:
         raise MissingGradientError("autograd.grad reaches other tensors than when the step was captured", gradients)

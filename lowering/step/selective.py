@@ -20,26 +20,26 @@ NOWHERE = -1
 
 
 class Keeper:
-    """The policy of one checkpointed call. places: for each marked node by operator, which of its turns are kept.
+    """The policy of one checkpointed call. places: for each marked node by operator, which of its iterations are kept.
 
-    A single answer holds for every turn: of a node that runs a loop.
+    A single answer holds for every iteration: of a node that runs a loop.
     """
 
     def __init__(self, allow_mutation: bool, places: Sequence[Place]):
         self.allow_mutation, self.places = allow_mutation, [dict(place) for place in places]
         self.here: dict[str, tuple[bool, ...]] = {}
         self.loops = False
-        self.turns: dict[str, int] = {}
+        self.iterations: dict[str, int] = {}
 
     def at(self, place: int, loops: bool) -> None:
         """The node at this place is next."""
-        self.here, self.loops, self.turns = self.places[place] if place != NOWHERE else {}, loops, {}
+        self.here, self.loops, self.iterations = self.places[place] if place != NOWHERE else {}, loops, {}
 
     def __call__(self, _: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = str(operator)
         answers = self.here.get(name, ())
-        turn = self.turns[name] = self.turns.get(name, -1) + 1
-        kept = answers[0] if answers and self.loops else turn < len(answers) and answers[turn]
+        iteration = self.iterations[name] = self.iterations.get(name, -1) + 1
+        kept = answers[0] if answers and self.loops else iteration < len(answers) and answers[iteration]
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts(self) -> Any:
@@ -105,13 +105,13 @@ def answers_of(node: fx.Node) -> Answers:
 
 
 def place_of(answers: Answers, loops: bool) -> Place:
-    """By operator, what is kept; nothing where nothing is. Of one in a loop, all turns or none."""
+    """By operator, what is kept; nothing where nothing is. Of one in a loop, all iterations or none."""
     by_name: dict[str, list[bool]] = {}
     for name, kept in answers:
         by_name.setdefault(name, []).append(kept)
     if loops:
-        return tuple((name, (True,)) for name, turns in by_name.items() if all(turns))
-    return tuple((name, tuple(turns)) for name, turns in by_name.items() if any(turns))
+        return tuple((name, (True,)) for name, iterations in by_name.items() if all(iterations))
+    return tuple((name, tuple(iterations)) for name, iterations in by_name.items() if any(iterations))
 
 
 for _name in ("keeper", "keep_at"):

@@ -50,7 +50,7 @@ def a_local_that_the_handler_sets(x):
     return x, failed
 
 
-def set_in_a_later_turn(x):
+def set_in_a_later_iteration(x):
     for i in range(4):
         try:
             value = risky(i, bad=2)
@@ -161,7 +161,7 @@ def a_variable_of_an_inner_function(x):
 
 
 STEPS = [
-    a_local_that_the_handler_sets, set_in_a_later_turn, a_local_that_the_handler_deletes,
+    a_local_that_the_handler_sets, set_in_a_later_iteration, a_local_that_the_handler_deletes,
     in_the_middle_of_a_method_call, a_method_of_pythons_and_then_one_of_cs, with_stars, in_a_block_that_suppresses,
     in_two_loops, a_while_loop_that_tries_again, a_variable_of_an_inner_function,
 ]  # fmt: skip
@@ -190,7 +190,7 @@ def test_without_the_look_at_how_it_comes_back_it_is_not(monkeypatch, step):
 
 
 def test_where_nothing_else_can_come_back_the_rest_is_captured():
-    """A call by itself in a loop, and a handler that sets nothing: turns after the error are captured ones."""
+    """A call by itself in a loop, and a handler that sets nothing: iterations after the error are captured ones."""
 
     def step(x, numbers):
         for i in numbers:

@@ -11,7 +11,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.hook import ABSENT
 from moebius.python.domain import TrackingDomain
-from moebius.regions.blocks import Blocks
+from moebius.regions.module_reuse import Blocks
 
 MODE = contextvars.ContextVar("mode", default=1.0)
 SCALES = {"now": 1.0}

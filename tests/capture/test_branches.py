@@ -1,4 +1,4 @@
-"""An ``if`` on values without ``else`` is a loop of one turn. What that cannot say has a side exit. Same bits."""
+"""An ``if`` on values without ``else`` is a loop of one iteration. What that cannot say has a side exit. Same bits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def segments(x, skip, after):
 
 
 @one_graph
-def a_number_that_an_empty_turn_leaves_alone(x):
+def a_number_that_an_empty_iteration_leaves_alone(x):
     return segments(x, lambda n: n == 0, lambda n: n)
 
 
@@ -86,12 +86,12 @@ def the_same_by_its_truth(x):
 
 
 @broken
-def a_number_that_an_empty_turn_would_change(x):
+def a_number_that_an_empty_iteration_would_change(x):
     return segments(x, lambda n: n == 0, lambda n: n + 1)
 
 
 @broken
-def a_number_that_a_turn_left_out_would_change(x):
+def a_number_that_a_iteration_left_out_would_change(x):
     return segments(x, lambda n: n == 1, lambda n: n)
 
 
@@ -362,7 +362,7 @@ def on_a_number(x):
 
 
 @broken
-def keeps_the_turn(x):
+def keeps_the_iteration(x):
     for i in range(3):
         if x.sum() > i:
             last = i
@@ -406,7 +406,7 @@ def test_same_as_plain_python(function):
         assert (counted.graphs, counted.breaks, len(counted.recompiles)) == (1, 0, 0)
     else:
         nodes = [n.target for graph in report_of(captured_of(captured)).graphs for n in graph.gm.graph.nodes]
-        assert stats(captured).breaks or require_branch in nodes  # a side exit, which no loop of one turn has
+        assert stats(captured).breaks or require_branch in nodes  # a side exit, which no loop of one iteration has
 
 
 def test_a_branch_is_no_expert_region():

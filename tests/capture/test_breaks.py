@@ -736,7 +736,7 @@ def test_a_region_that_begins_at_an_instruction_with_an_extended_argument():
 
     def long_loop(log):
         try:
-            for i in Sequence():  # not followed: each turn asks again
+            for i in Sequence():  # not followed: each iteration asks again
                 log.append(i)
                 if i == 2:
                     raise ValueError(i)

@@ -45,7 +45,7 @@ def arguments_in_inner_functions(x, n=3):
 
 
 def argument_of_a_generator(x):
-    def turns(error):
+    def iterations(error):
         try:
             raise ValueError(x.sum().item())
         except ValueError as error:
@@ -59,7 +59,7 @@ def argument_of_a_generator(x):
             del error
         yield 5
 
-    return [x * n for n in turns(7)]
+    return [x * n for n in iterations(7)]
 
 
 def comprehensions_of_one_variable(x):
@@ -135,10 +135,10 @@ def unset_beside_a_comprehension(x):
 
 
 def generator_unset(x):
-    def turns():
-        for turn in range(2):
+    def iterations():
+        for iteration in range(2):
             try:
-                if turn:
+                if iteration:
                     broken(x)
                 yield item
             except UnboundLocalError as error:
@@ -148,7 +148,7 @@ def generator_unset(x):
             broken(item)
             del item
 
-    return list(turns())
+    return list(iterations())
 
 
 def unset_by_an_inner_function(x):
@@ -172,7 +172,7 @@ def hidden_by_a_comprehension(x):
     return [(lambda: y)() for y in (1, 2)], y
 
 
-def hidden_in_turns(x):
+def hidden_in_iterations(x):
     y, found = x, lambda: y
     for _ in range(2):
         y = y + broken(1)
@@ -182,7 +182,7 @@ def hidden_in_turns(x):
 
 
 FUNCTIONS = [
-    unset_by_an_inner_function, hidden_by_a_comprehension, hidden_in_turns,
+    unset_by_an_inner_function, hidden_by_a_comprehension, hidden_in_iterations,
     unset, generator_unset, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
     many_variables,
     comprehensions_of_one_variable, closure_behind_a_value, breaks_in_both,

@@ -423,7 +423,7 @@ def test_a_list_or_dict_of_the_step_that_a_call_reads(reads, between):
     assert between or not stats(captured).breaks
 
 
-def test_a_variable_that_later_turns_of_a_loop_set():
+def test_a_variable_that_later_iterations_of_a_loop_set():
     """A closure finds its last value when backward runs the call again."""
 
     def step(weights, x):

@@ -10,7 +10,7 @@ from expert_layer import HitExperts
 from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, explain, stats
-from moebius.regions.rerun import Again
+from moebius.regions.recompute import Again
 
 collecting = contextvars.ContextVar("collecting", default=None)
 flags = {"on": False}

@@ -18,7 +18,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.guards.recorder import GuardRecorder
 from moebius.heap.class_attributes import ClassAttributes
-from moebius.regions.blocks import Blocks
+from moebius.regions.module_reuse import Blocks
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5)
 
@@ -286,13 +286,13 @@ def one_name_of_two():
 def in_a_generator():
     base, _ = base_and_derived()
 
-    def turns(n):
+    def iterations(n):
         for i in range(n):
             base.count += i
             yield base.count
 
     def step(x):
-        return x * sum(turns(3)), base.count
+        return x * sum(iterations(3)), base.count
 
     return step, own(base)
 

@@ -186,7 +186,7 @@ def test_the_death_is_looked_for(monkeypatch) -> None:
 
 
 @functools.lru_cache
-def collects(turn):
+def collects(iteration):
     return gc.isenabled()
 
 

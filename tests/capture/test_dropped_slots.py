@@ -65,7 +65,7 @@ def product_of_masks(layer, x):
 
 
 def skipped_without_rows(layer, x):
-    """An expert all of whose slots are dropped gets gradients of zeros: its turn runs."""
+    """An expert all of whose slots are dropped gets gradients of zeros: its iteration runs."""
     weight, index = layer.route(x)
     keep, out = weight > 0.45, torch.zeros_like(x)
     for e in range(E):
@@ -76,7 +76,7 @@ def skipped_without_rows(layer, x):
 
 
 def skipped_without_kept_rows(layer, x):
-    """Where all slots are dropped no turn runs, and not even x has a gradient."""
+    """Where all slots are dropped no iteration runs, and not even x has a gradient."""
     weight, index = layer.route(x)
     keep, out = weight > 0.45, torch.zeros_like(x)
     for e in range(E):
@@ -123,7 +123,8 @@ def the_other_way_round(layer, x):
 
 
 LOWERED = (capacity, threshold_and_capacity, product_of_masks, skipped_without_rows)
-# which slots are dropped is each turn's own business: the experts become an operator, the turns stay around it
+# which slots are dropped is each iteration's own business: the experts become an operator, the iterations stay around
+# it
 EXPERTS_ONLY = (other_slots_for_each_expert, a_token_at_once, the_other_way_round)
 LEFT = (skipped_without_kept_rows, skipped_where_others_are_kept)
 

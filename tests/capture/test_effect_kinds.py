@@ -19,7 +19,7 @@ import torch
 from plain_python import Reader, compare
 from torch import nn
 
-from moebius.codegen.replay import Replay
+from moebius.codegen.effect_replay import EffectReplay
 from moebius.heap.objects import Objects
 from moebius.heap.records import Record
 from moebius.lowering.step import texts
@@ -287,17 +287,17 @@ def inner_index(bag: Bag, x: torch.Tensor) -> torch.Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def not_replayed(which: Callable[[Replay, Record], bool]) -> Callable[[pytest.MonkeyPatch], None]:
+def not_replayed(which: Callable[[EffectReplay, Record], bool]) -> Callable[[pytest.MonkeyPatch], None]:
     """Changes of some objects are forgotten at the end of a trace."""
 
     def off(patch: pytest.MonkeyPatch) -> None:
-        real = Replay.replay
+        real = EffectReplay.replay
 
-        def replay(writer: Replay, record: Record, name: str) -> None:
+        def replay(writer: EffectReplay, record: Record, name: str) -> None:
             if not which(writer, record):
                 real(writer, record, name)
 
-        patch.setattr(Replay, "replay", replay)
+        patch.setattr(EffectReplay, "replay", replay)
 
     return off
 
@@ -309,15 +309,15 @@ def not_replayed_of(*kinds: type) -> Callable[[pytest.MonkeyPatch], None]:
     )  # fmt: skip
 
 
-def instance_dicts_forgotten(writer: Replay, record: Record) -> bool:
+def instance_dicts_forgotten(writer: EffectReplay, record: Record) -> bool:
     return id(record) in writer.objects.owners
 
 
-def globals_forgotten(writer: Replay, record: Record) -> bool:
+def globals_forgotten(writer: EffectReplay, record: Record) -> bool:
     return record.obj is globals()
 
 
-def buffers_forgotten(writer: Replay, record: Record) -> bool:
+def buffers_forgotten(writer: EffectReplay, record: Record) -> bool:
     return record.source.name.endswith("_buffers")
 
 

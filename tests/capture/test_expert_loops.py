@@ -72,7 +72,7 @@ def carried(m, x):
     return out
 
 
-def turns_depend(m, x):
+def iterations_depend(m, x):
     weights, _, mask, hit = m.route(x)
     out = torch.zeros_like(x)
     for row in hit:
@@ -119,7 +119,7 @@ def counts(m, x):
     return x * n
 
 
-ONE_GRAPH = [plain, with_continue, with_guarded_body, carried, turns_depend]
+ONE_GRAPH = [plain, with_continue, with_guarded_body, carried, iterations_depend]
 BREAKS = [changes_a_list, leaves_early, reads_the_last_row, counts]
 
 
@@ -159,7 +159,7 @@ def test_only_what_is_proven_is_lowered():
         lowered[function.__name__] = region.lowered
         assert region.lowered or region.refusal
     assert lowered["plain"] and lowered["carried"]
-    assert not lowered["with_guarded_body"] and not lowered["turns_depend"]
+    assert not lowered["with_guarded_body"] and not lowered["iterations_depend"]
 
 
 @pytest.mark.parametrize("function", BREAKS, ids=lambda f: f.__name__)
@@ -205,7 +205,7 @@ def on_one_line(m, x):
     return out
 
 
-def test_what_a_turn_reads_and_replaces_on_one_line():
+def test_what_a_iteration_reads_and_replaces_on_one_line():
     captured = capture(on_one_line)
     for seed in range(3):
         x = torch.randn(T, D, generator=torch.Generator().manual_seed(seed))

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moebius import capture, stats
-from moebius.trace.policy import Policy
+from moebius.trace.assumptions import Assumptions
 
 
 class Holder:
@@ -155,11 +155,11 @@ def below_inlined_calls(model, h, x, i):
 
 def handled_by_a_caller(model, h, x, i):
     result = x
-    for turn in range(3):
+    for iteration in range(3):
         try:
-            result = result + second(h, x, i + turn).sum()
+            result = result + second(h, x, i + iteration).sum()
         except IndexError:
-            h.items.append(turn)
+            h.items.append(iteration)
     return result
 
 
@@ -506,11 +506,11 @@ def test_a_number_made_of_a_count_is_known_behind_the_failure():
 
 def test_a_failed_graph_is_traced_again_with_what_was_known_when_it_was_captured() -> None:
     """Nothing that is learnt later, of places, sizes, loops or branches, is told to it: it counts nodes as before."""
-    policy = Policy(dynamic_dims={"L['x']": {0}}, varying={"L['n']": ("1, 2", "")})
-    kept = policy.copied()
-    assert kept == policy
-    for name, held in vars(policy).items():
+    assumptions = Assumptions(dynamic_dims={"L['x']": {0}}, varying={"L['n']": ("1, 2", "")})
+    kept = assumptions.copied()
+    assert kept == assumptions
+    for name, held in vars(assumptions).items():
         if isinstance(held, set | dict | list):
             assert getattr(kept, name) is not held, name
-    policy.dynamic_dims["L['x']"].add(1)
+    assumptions.dynamic_dims["L['x']"].add(1)
     assert kept.dynamic_dims == {"L['x']": {0}}

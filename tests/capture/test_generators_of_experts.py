@@ -1,7 +1,7 @@
 """A generator that yields inside a loop over experts: what the experts are taken from × who takes what it yields.
 
-A turn that is recorded for all experts cannot hand its values out, so such a loop is unrolled or breaks the graph. No
-internal error (it would be a warning), and plain Python's results."""
+An iteration that is recorded for all experts cannot hand its values out, so such a loop is unrolled or breaks the
+graph. No internal error (it would be a warning), and plain Python's results."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def of_numbers(index):
     return index.unique().tolist()
 
 
-def all_turns(layer, experts, index):
+def all_iterations(layer, experts, index):
     for e in experts:
         token, slot = torch.where(index == e)
         yield token, slot, e
 
 
-def used_turns(layer, experts, index):
+def used_iterations(layer, experts, index):
     for e in experts:
         token, slot = torch.where(index == e)
         if len(token) == 0:
@@ -47,8 +47,8 @@ def used_turns(layer, experts, index):
         yield token, slot, e
 
 
-def inner_turns(layer, experts, index):
-    yield from used_turns(layer, experts, index)
+def inner_iterations(layer, experts, index):
+    yield from used_iterations(layer, experts, index)
 
 
 def zipped(pieces, out):
@@ -68,16 +68,16 @@ def iterated(pieces, out):
 
 
 class Layer(nn.Module):
-    def __init__(self, source, turns, taker):
+    def __init__(self, source, iterations, taker):
         super().__init__()
-        self.router, self.source, self.turns, self.taker = nn.Linear(D, E, bias=False), source, turns, taker
+        self.router, self.source, self.iterations, self.taker = nn.Linear(D, E, bias=False), source, iterations, taker
         self.w1, self.w2 = nn.Parameter(torch.randn(E, D, N)), nn.Parameter(torch.randn(E, N, D))
 
     def forward(self, x):
         weight, index = self.router(x).softmax(-1).topk(K)
 
         def pieces():
-            for token, slot, e in self.turns(self, self.source(index), index):
+            for token, slot, e in self.iterations(self, self.source(index), index):
                 yield token, F.silu(x[token] @ self.w1[e]) @ self.w2[e] * weight[token, slot, None]
 
         return self.taker(pieces(), torch.zeros_like(x))
@@ -85,16 +85,16 @@ class Layer(nn.Module):
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("source", [of_range, of_hits, of_unique, of_numbers], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("turns", [all_turns, used_turns, inner_turns], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("iterations", [all_iterations, used_iterations, inner_iterations], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("taker", [zipped, listed, iterated], ids=lambda f: f.__name__)
-def test_generator_of_experts(source, turns, taker):
+def test_generator_of_experts(source, iterations, taker):
     torch.manual_seed(0)
-    layer = Layer(source, turns, taker)
+    layer = Layer(source, iterations, taker)
     captured = capture(layer, backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for seed, n in enumerate((8, 8, 2)):
             x = torch.randn(n, D, generator=torch.Generator().manual_seed(seed))
             assert torch.equal(captured(x), layer(x))
-    if (source, turns) == (of_range, all_turns):
+    if (source, iterations) == (of_range, all_iterations):
         assert stats(captured).breaks == 0

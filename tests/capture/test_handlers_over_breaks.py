@@ -29,7 +29,7 @@ class Reads:
         raises(index)
 
 
-def turns(n):
+def iterations(n):
     yield 1
     raises(n)
 
@@ -74,8 +74,8 @@ def by_an_item(read):
 def by_a_generator(n):
     seen = []
     try:
-        for turn in turns(n):
-            seen.append(turn)
+        for iteration in iterations(n):
+            seen.append(iteration)
             broken()
     except AttributeError as error:
         seen.append(str(error))

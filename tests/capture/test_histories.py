@@ -86,7 +86,7 @@ def a_function_looks(x, flag, w):
     return Looks.apply(a, w[0])
 
 
-def asked_in_turns(x, flag, w):
+def asked_in_iterations(x, flag, w):
     a, b = x * 1, x * 1
     for _ in flag.nonzero():
         if b.requires_grad:
@@ -95,7 +95,7 @@ def asked_in_turns(x, flag, w):
     return a, b
 
 
-def asked_in_turns_that_write(x, flag, w):
+def asked_in_iterations_that_write(x, flag, w):
     a, b = x * 1, x * 1
     for _ in flag.nonzero():
         if b.requires_grad:
@@ -113,8 +113,8 @@ QUESTIONS = [
     an_argument_is_written_in_a_branch,
     switched_on_behind_a_branch,
     a_function_looks,
-    asked_in_turns,
-    asked_in_turns_that_write,
+    asked_in_iterations,
+    asked_in_iterations_that_write,
 ]
 
 
@@ -154,7 +154,7 @@ def test_who_does_not_ask_stays_in_one_graph():
     assert stats(captured).graphs == 1 and not stats(captured).breaks
 
 
-def raises_in_a_turn(x, flag, w):
+def raises_in_a_iteration(x, flag, w):
     for e in flag.nonzero():
         try:
             x = undefined + e  # noqa: F821
@@ -164,11 +164,11 @@ def raises_in_a_turn(x, flag, w):
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_error_that_a_turn_does_not_handle_leaves_the_step():
-    captured = capture(raises_in_a_turn)
+def test_an_error_that_a_iteration_does_not_handle_leaves_the_step():
+    captured = capture(raises_in_a_iteration)
     for flag in FLAGS:
         raised = []
-        for function in (raises_in_a_turn, captured):
+        for function in (raises_in_a_iteration, captured):
             try:
                 raised.append(outcome(function, flag))
             except NameError as error:

@@ -1,4 +1,5 @@
-"""Loops over the experts that were hit whose turns need the expert's number in Python: one turn for each expert."""
+"""Loops over the experts that were hit whose iterations need the expert's number in Python: one iteration for each
+expert."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def last_column(layer, x, index):
     return out
 
 
-def list_that_a_turn_changes(layer, x, index):
-    """The second turn finds another number than the list had."""
+def list_that_a_iteration_changes(layer, x, index):
+    """The second iteration finds another number than the list had."""
     out = torch.zeros_like(x)
     listed = hits(index)
     for e in listed:
@@ -100,15 +101,15 @@ def left_early(layer, x, index):
     return out
 
 
-def what_the_last_turn_left(layer, x, index):
+def what_the_last_iteration_left(layer, x, index):
     last = x
     for e in hits(index):
         last = layer.experts[e](x)
     return last * 2
 
 
-WHOLE = (by_module, two_bodies, named, last_column, what_the_last_turn_left)
-BROKEN = (list_that_a_turn_changes, list_that_was_changed, row_that_is_changed, left_early)
+WHOLE = (by_module, two_bodies, named, last_column, what_the_last_iteration_left)
+BROKEN = (list_that_a_iteration_changes, list_that_was_changed, row_that_is_changed, left_early)
 
 
 @pytest.mark.share(7)
@@ -135,10 +136,10 @@ def test_same_as_plain(function, backend):
 
 
 def test_switched_off(monkeypatch):
-    """Without it the turn breaks the graph."""
+    """Without it the iteration breaks the graph."""
     from moebius.regions import loops
 
-    monkeypatch.setattr(loops, "hit_turns", lambda rows, key: None)
+    monkeypatch.setattr(loops, "active_iterations", lambda rows, key: None)
     captured, layer = capture(by_module), Layer()
     for batch in BATCHES:
         captured(layer, torch.randn(4, D, dtype=torch.float64), torch.tensor(batch))
@@ -147,34 +148,34 @@ def test_switched_off(monkeypatch):
 
 def test_written_is_looked_at(monkeypatch):
     """Without the look at what is written, the wrong experts would run."""
-    from moebius.regions import hit_loops
+    from moebius.regions import active_experts
 
-    monkeypatch.setattr(hit_loops, "unwritten", lambda node: True)
+    monkeypatch.setattr(active_experts, "unwritten", lambda node: True)
     layer, x, index = Layer(), torch.randn(4, D, dtype=torch.float64), torch.tensor([0, 2, 2, 1])
     captured = capture(list_that_was_changed)
     assert not torch.allclose(captured(layer, x, index), list_that_was_changed(layer, x, index))
 
 
-def returns_from_the_turn(layer, x, index):
+def returns_from_the_iteration(layer, x, index):
     out = torch.zeros_like(x)
     for _ in hits(index):
         return out * 3
     return out
 
 
-def raises_in_the_turn(layer, x, index):
-    def turns():
+def raises_in_the_iteration(layer, x, index):
+    def iterations():
         for _ in hits(index):
-            raise KeyError("no turn ends")
+            raise KeyError("no iteration ends")
         return x * 5
 
     try:
-        return turns()
+        return iterations()
     except KeyError:
         return x * 2
 
 
-@pytest.mark.parametrize("function", [returns_from_the_turn, raises_in_the_turn], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [returns_from_the_iteration, raises_in_the_iteration], ids=lambda f: f.__name__)
 def test_a_loop_that_is_left_is_a_graph_break(function):
     x, captured = torch.randn(3, 4), capture(function)
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import nn
 import moebius
 from moebius import capture, explain, stats
 from moebius.kernels import experts_op
-from moebius.lowering.experts import kept
+from moebius.lowering.experts import saved_for_backward
 from moebius.tensors import gradients
 
 
@@ -408,7 +408,7 @@ def test_a_hook_that_writes_into_experts(monkeypatch):
         return all(torch.allclose(a, b, rtol=1e-9) for a, b in pairs)
 
     assert same()
-    monkeypatch.setattr(kept, "writes_of_hooks", lambda node: [])
+    monkeypatch.setattr(saved_for_backward, "writes_of_hooks", lambda node: [])
     monkeypatch.setattr(experts_op, "refuse_changed", lambda *_: None)
     assert not same()
 

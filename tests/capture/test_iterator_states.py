@@ -29,11 +29,11 @@ def chained():
     return first, list(both)
 
 
-def in_turn():
-    turns = itertools.cycle([X, X + 1])
-    first = next(turns)
+def in_iteration():
+    iterations = itertools.cycle([X, X + 1])
+    first = next(iterations)
     broken(X)
-    return first, [next(turns) for _ in range(3)]
+    return first, [next(iterations) for _ in range(3)]
 
 
 def repeated():
@@ -59,7 +59,7 @@ def chained_of_an_iterator():
 
 
 @pytest.mark.parametrize(
-    "function", [sliced, chained, in_turn, repeated, counted, chained_of_an_iterator], ids=lambda f: f.__name__
+    "function", [sliced, chained, in_iteration, repeated, counted, chained_of_an_iterator], ids=lambda f: f.__name__
 )
 @pytest.mark.parametrize("action", ["default", "error", "ignore"])
 def test_no_warning_of_ours(function, action):

@@ -210,7 +210,7 @@ def in_blocks(it):
     return found
 
 
-def with_named_turns(it):
+def with_named_iterations(it):
     count = 0
     while next(it, None) is not None:
         count += 1
@@ -260,7 +260,7 @@ PROGRAMS = [
     next_one, next_with_default, all_of_it, unpacked, as_arguments, for_loop, left_early, in_pairs, broken_between,
     broken_in_a_zip, sliced, searched, yielded_from, raises_in_the_middle, handled, branch_on_data, stacked, summed,
     reduced, as_dict, teed, copied, half_mapped, half_of_a_generator, chained, half_enumerated, nested, in_blocks,
-    with_named_turns, in_pairs_of_their_own, what_it_is,
+    with_named_iterations, in_pairs_of_their_own, what_it_is,
 ]  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def reasons(captured):
 
 
 @pytest.mark.parametrize("count", [3, 90])
-def test_a_loop_over_layers_goes_on_in_one_rest_for_each_turn(count):
+def test_a_loop_over_layers_goes_on_in_one_rest_for_each_iteration(count):
     model = Layers(count)
     captured = capture(model.forward)
     with warnings.catch_warnings():
@@ -314,7 +314,7 @@ def test_a_loop_over_layers_goes_on_in_one_rest_for_each_turn(count):
         assert stats(captured).misses <= 2 * count
 
 
-def test_many_turns_over_numbers_and_tensors_share_their_rests():
+def test_many_iterations_over_numbers_and_tensors_share_their_rests():
     def run(tensors):
         total = X * 0
         for number, tensor in zip(range(10, 500), tensors, strict=False):
@@ -332,13 +332,13 @@ def test_many_turns_over_numbers_and_tensors_share_their_rests():
 
 class Counter:
     def __init__(self):
-        self.number, self.turns = itertools.count(7, 3), iter(range(100))
+        self.number, self.iterations = itertools.count(7, 3), iter(range(100))
         self.seen = []
 
     def step(self, x):
         number = next(self.number)
         self.seen.append(f"step {number}")
-        return x * number + next(self.turns)
+        return x * number + next(self.iterations)
 
 
 def test_a_count_is_a_number_of_the_graph():
@@ -347,7 +347,7 @@ def test_a_count_is_a_number_of_the_graph():
     for _ in range(6):
         assert torch.equal(captured(X), theirs.step(X))
     assert ours.seen == theirs.seen and repr(ours.number) == repr(theirs.number)
-    assert list(ours.turns) == list(theirs.turns)
+    assert list(ours.iterations) == list(theirs.iterations)
     assert not reasons(captured) and stats(captured).misses <= 4
 
 

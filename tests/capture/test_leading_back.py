@@ -16,7 +16,7 @@ import moebius
 from moebius import capture, stats
 from moebius.cache import captured
 from moebius.cache.captured import LEADING_BACK
-from moebius.cache.leading_back import LeadingBack
+from moebius.cache.reference_cycles import ReferenceCycles
 
 from .test_names_given_anew import World, X, dies, net, same
 
@@ -153,7 +153,7 @@ def test_it_dies_at_a_collection_once_nobody_holds_it(made, way):
 @pytest.mark.share(2)
 @pytest.mark.parametrize("made", MADE)
 def test_without_the_look_it_lives(monkeypatch, made):
-    monkeypatch.setattr(LeadingBack, "look", lambda *_: None)
+    monkeypatch.setattr(ReferenceCycles, "look", lambda *_: None)
     model = made()
     reference = weakref.ref(model)
     _, call, let_go = an_argument(model)
@@ -243,7 +243,7 @@ def test_a_trainer_that_its_models_hook_knows():
 
 def test_one_that_was_let_go_of_and_lives_is_let_be(monkeypatch):
     """Whatever counts it wrongly costs one capture."""
-    monkeypatch.setattr("moebius.cache.leading_back.is_held_by_captures_alone", lambda *_: True)
+    monkeypatch.setattr("moebius.cache.reference_cycles.is_held_by_captures_alone", lambda *_: True)
     model, step = Hooked(), capture(lambda model, x: model(x).sum())
     for _ in range(5):
         same(step(model, X), model(X).sum())
@@ -253,7 +253,7 @@ def test_one_that_was_let_go_of_and_lives_is_let_be(monkeypatch):
 
 
 def test_one_with_too_much_hanging_from_it_lives(monkeypatch):
-    monkeypatch.setattr("moebius.cache.leading_back.MAX_HANGING", 20)
+    monkeypatch.setattr("moebius.cache.reference_cycles.MAX_HANGING", 20)
     model, step = Hooked(), capture(lambda model, x: model(x).sum())
     reference = weakref.ref(model)
     step(model, X)
@@ -267,7 +267,7 @@ def test_one_with_too_much_hanging_from_it_lives(monkeypatch):
 def test_looks_are_a_small_part_of_the_time(monkeypatch, share):
     model, step, looked = Hooked(), capture(lambda model, x: model(x).sum()), []
     step(model, X)
-    monkeypatch.setattr("moebius.cache.leading_back.SHARE", share)
+    monkeypatch.setattr("moebius.cache.reference_cycles.SHARE", share)
     captures, counts = LEADING_BACK.captures, []
     monkeypatch.setattr(LEADING_BACK, "captures", lambda: looked.append(model) or captures())
     LEADING_BACK.rest_until = 0.0

@@ -1,4 +1,5 @@
-"""Loops of very many turns with graph breaks in them: no call goes deeper with the turns, and not each is captured."""
+"""Loops of very many iterations with graph breaks in them: no call goes deeper with the iterations, and not each is
+captured."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ LOOPS = [over_a_range, over_a_generator, while_something_holds, in_blocks, with_
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
-def test_ten_thousand_turns(loop):
+def test_ten_thousand_iterations(loop):
     captured = capture(loop, backend="eager")
     want = str(loop(torch.zeros(2)))
     with warnings.catch_warnings():
@@ -110,7 +111,7 @@ def test_ten_thousand_turns(loop):
     assert 0 < stats(captured).graphs < 300
 
 
-def test_few_turns_are_captured_each_with_what_is_known_of_it():
+def test_few_iterations_are_captured_each_with_what_is_known_of_it():
     layers = [torch.nn.Linear(2, 2) for _ in range(5)]
 
     def step(x):
@@ -170,7 +171,7 @@ def test_shadow_mode_runs_the_call_to_its_end():
     assert stats(captured).verified == 2 and not stats(captured).differences
 
 
-def test_turns_for_which_the_guards_of_one_before_hold_are_captured_once():
+def test_iterations_for_which_the_guards_of_one_before_hold_are_captured_once():
     def epoch(x, batches, log):
         total, meter = 0.0, {"sum": 0.0, "count": 0}
         for i, batch in enumerate(numbers(batches)):
@@ -193,7 +194,7 @@ def test_turns_for_which_the_guards_of_one_before_hold_are_captured_once():
     assert graphs[0] <= 16 and graphs[2] == graphs[3]
 
 
-def test_what_an_earlier_turns_guards_do_not_cover_is_captured_by_itself():
+def test_what_an_earlier_iterations_guards_do_not_cover_is_captured_by_itself():
     layers = [torch.nn.Linear(2, 2) for _ in range(3)]
 
     def step(x):

@@ -7,7 +7,7 @@ import torch
 
 from moebius import capture, stats
 from moebius.trace import speculation
-from moebius.trace.policy import Policy
+from moebius.trace.assumptions import Assumptions
 
 
 class Done(Exception):
@@ -162,7 +162,7 @@ def test_a_branch_is_known_by_its_text(monkeypatch):
 
 def test_what_goes_on_after_a_break_knows_the_branch(monkeypatch):
     """Else each continuation learns it by a miss of its own."""
-    learnt = Policy.learn_from
+    learnt = Assumptions.learn_from
 
     def alone(self, above, code):
         kept = self.unpredictable
@@ -176,7 +176,7 @@ def test_what_goes_on_after_a_break_knows_the_branch(monkeypatch):
         return stats(captured).misses
 
     once = misses_of(halved)
-    monkeypatch.setattr(Policy, "learn_from", alone)
+    monkeypatch.setattr(Assumptions, "learn_from", alone)
     assert misses_of(halved) > once
 
 

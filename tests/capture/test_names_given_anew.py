@@ -237,12 +237,12 @@ def test_without_letting_go_it_lives(monkeypatch, name):
 
 
 def learn_and_keep(self, args, kwargs):
-    from moebius.cache.opening import open_place
+    from moebius.cache.generalize_guards import open_place
 
     for segment in self.segments:
         fact, _ = segment.guards.failure(args, kwargs)
         if fact is not None:
-            open_place(self.policy, fact, segment.guards, args, kwargs)
+            open_place(self.assumptions, fact, segment.guards, args, kwargs)
     return True
 
 
@@ -316,7 +316,7 @@ def test_another_object_at_the_same_address_is_another():
     assert step(X) == 30
 
 
-def test_two_models_in_turns_are_captured_once_each():
+def test_two_models_in_iterations_are_captured_once_each():
     first, second = net(), net(1)
     world = World("def step(x): return model(x).sum()", model=first)
     step = capture(world.step, backend="eager")
@@ -326,7 +326,7 @@ def test_two_models_in_turns_are_captured_once_each():
     assert stats(step).misses == 2
 
 
-def test_parts_of_a_model_in_turns_are_kept_once_one_came_back():
+def test_parts_of_a_model_in_iterations_are_kept_once_one_came_back():
     world = World("def step(x): return model(x).sum()", model=net(depth=2))
     heads = world.model[2], nn.Linear(3, 3)
     step = capture(world.step, backend="eager")

@@ -193,8 +193,8 @@ def test_one_module_that_keeps_changing_is_given_up():
     step = capture(Scaled.forward)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for turn in range(MAX_SEGMENTS + 3):
+        for iteration in range(MAX_SEGMENTS + 3):
             for layer in layers:
-                x = torch.ones((1,) * turn)  # each number of dimensions is a capture of its own
+                x = torch.ones((1,) * iteration)  # each number of dimensions is a capture of its own
                 assert torch.equal(step(layer, x), x * layer.weight)
     assert any("runs natively now" in str(w.message) for w in caught)

@@ -17,7 +17,7 @@ import moebius
 import moebius.trace.segment
 from moebius import capture, stats
 from moebius.cache.captured import Captured
-from moebius.codegen.replay import Replay
+from moebius.codegen.effect_replay import EffectReplay
 from moebius.codegen.residual import Emitter
 from moebius.guards.program import CompiledGuards
 from moebius.heap.objects import Objects
@@ -31,7 +31,7 @@ STAGES = {
     "the graph": ("moebius.trace.segment", "make_graph"),
     "lowering": ("moebius.trace.segment", "lower"),
     "residual code": (Emitter, "function"),
-    "effects": (Replay, "effects"),
+    "effects": (EffectReplay, "effects"),
     "guards of sizes": ("moebius.trace.segment", "guard_sizes"),
     "guards": (CompiledGuards, "__init__"),
     "checking the guards": (CompiledGuards, "failure"),

@@ -1,4 +1,4 @@
-"""A batch without tokens runs no turn of a loop over hits: backward is the error that it is in plain Python."""
+"""A batch without tokens runs no iteration of a loop over hits: backward is the error that it is in plain Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``for e in set(tensor.tolist())``: the loop's turns are those of Python's set, in its order, and no graph breaks; a
-set that is used otherwise is Python's own."""
+"""``for e in set(tensor.tolist())``: the loop's iterations are those of Python's set, in its order, and no graph
+breaks; a set that is used otherwise is Python's own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ BATCHES = ([[1, 2], [2, 0]], [[64, 1], [1, 0]], [[16, 8], [0, 24]], [[8, 16], [2
 
 
 @pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
-def test_turns_are_those_of_the_set(function):
+def test_iterations_are_those_of_the_set(function):
     captured = capture(function)
     for batch in BATCHES:
         x, index = torch.randn(3, dtype=torch.float64), torch.tensor(batch)
@@ -93,7 +93,7 @@ def test_one_graph(function):
     assert stats(captured).graphs == 1 and not report_of(captured_of(captured)).breaks
 
 
-def test_the_numbers_are_those_from_before_the_turns():
+def test_the_numbers_are_those_from_before_the_iterations():
     def writes(x, index):
         for e in set(index.flatten().tolist()):
             index.fill_(e + 1)
@@ -108,12 +108,12 @@ def test_the_numbers_are_those_from_before_the_turns():
 
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_equal_sets_that_were_made_in_another_order(kind):
-    def turns(x, numbers):
+    def iterations(x, numbers):
         for e in numbers:
             x = x * 0.5 + e
         return x
 
-    captured = capture(turns)
+    captured = capture(iterations)
     for numbers in ([16, 8, 0, 24], [8, 16, 24, 0], [16, 8, 0, 24]):
         x = torch.randn(3)
-        assert torch.equal(captured(x, kind(numbers)), turns(x, kind(numbers)))
+        assert torch.equal(captured(x, kind(numbers)), iterations(x, kind(numbers)))

@@ -358,7 +358,7 @@ def test_numbers_that_are_read_together_with_something_else():
 def test_a_branch_on_a_number():
     """A number that is numpy's or Python's, as a branch decides, has no known type."""
 
-    def turns(x, counts):
+    def iterations(x, counts):
         out, start = torch.zeros_like(x), 0
         for n in counts.numpy():
             end = start + n
@@ -377,5 +377,5 @@ def test_a_branch_on_a_number():
             start = start + n
         return x * 2, start
 
-    for function, batches in ((turns, ((2, 3, 1), (0, 6, 0))), (and_its_type, ((2, 3, 1), (0, 6, 0), (1, 0, 5)))):
+    for function, batches in ((iterations, ((2, 3, 1), (0, 6, 0))), (and_its_type, ((2, 3, 1), (0, 6, 0), (1, 0, 5)))):
         compare(function, batches)

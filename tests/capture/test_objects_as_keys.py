@@ -42,19 +42,19 @@ def weakly(box: Box) -> float:
     return WEAK[box] if box in WEAK else 5.0
 
 
-def turns(box: Box) -> float:
+def iterations(box: Box) -> float:
     return sum(weight for key, weight in WEIGHTS.items() if key is box)
 
 
-def turns_of_methods(box: Box) -> float:
+def iterations_of_methods(box: Box) -> float:
     return sum(weight for key, weight in HANDLERS.items() if key == box.method)
 
 
-def turns_of_a_frozenset(box: Box) -> float:
+def iterations_of_a_frozenset(box: Box) -> float:
     return sum(1 + (key is A) for key in FROZEN if key is box)
 
 
-def turns_of_frozen_methods(box: Box) -> float:
+def iterations_of_frozen_methods(box: Box) -> float:
     return sum(1 + (key == A.method) for key in FROZEN_METHODS if key == box.method)
 
 
@@ -64,10 +64,10 @@ def key_that_the_step_makes(box: Box) -> float:
 
 WHICH: list[Callable[[Box], float]] = [
     weakly,
-    turns,
-    turns_of_methods,
-    turns_of_a_frozenset,
-    turns_of_frozen_methods,
+    iterations,
+    iterations_of_methods,
+    iterations_of_a_frozenset,
+    iterations_of_frozen_methods,
     key_that_the_step_makes,
     lambda box: HANDLERS.get(box.method, 7),
     lambda box: PAIRS.get((box.method, 0), 7),

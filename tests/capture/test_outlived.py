@@ -18,7 +18,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.api import captured_of
 from moebius.cache import captured
-from moebius.cache.outlived import Outlived
+from moebius.cache.stale_captures import StaleCapture
 
 from .test_names_given_anew import Holder, World, X, dies, net, same
 
@@ -255,7 +255,7 @@ def test_it_dies_with_the_next_call(name):
 @pytest.mark.share(7)
 @pytest.mark.parametrize("name", CASES)
 def test_without_letting_go_it_lives(monkeypatch, name):
-    monkeypatch.setattr(Outlived, "goes", lambda *_: False)
+    monkeypatch.setattr(StaleCapture, "goes", lambda *_: False)
     monkeypatch.setattr("moebius.cache.captured.MAX_SEGMENTS", 2)
     monkeypatch.setattr("moebius.cache.captured.open_place", lambda *_: False)
     case = CASES[name]

@@ -159,12 +159,12 @@ def in_ranks(rank: int, ports: list[int]) -> None:
     steps = {name: step_of(QUESTIONS[name]) for name in names}
     captured = {name: capture(step, backend="eager", fullgraph=True) for name, step in steps.items()}
     x = torch.ones(3)
-    for turn, (port, here, size) in enumerate([(ports[0], rank, 2), (0, 0, 1), (ports[1], 1 - rank, 2)]):
+    for iteration, (port, here, size) in enumerate([(ports[0], rank, 2), (0, 0, 1), (ports[1], 1 - rank, 2)]):
         world = World(here, size, port)
         for name in names:
             for _ in range(2):
                 got, expected = captured[name](x, world), steps[name](x, world)
-                assert same(got, expected), (turn, name, got, expected)
+                assert same(got, expected), (iteration, name, got, expected)
         summed = torch.ones(1) * dist.get_rank()
         dist.all_reduce(summed)
         assert summed.item() == (1 if size == 2 else 0)

@@ -122,9 +122,9 @@ def outcomes(run):
     KEPT.clear()
     random.seed(0)
     found = []
-    for turn in range(4):
-        SEED[0] = 3 if turn < 2 else turn
-        found.append(told(run(torch.full((2, 3), float(turn)))))
+    for iteration in range(4):
+        SEED[0] = 3 if iteration < 2 else iteration
+        found.append(told(run(torch.full((2, 3), float(iteration)))))
     return repr((found, told(KEPT), random.random()))
 
 

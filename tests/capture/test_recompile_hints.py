@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in it
     "dtypes": (called_with(lambda x: x * 2, (ONES,), (ONES.double(),), (ONES.int(),)), "L['x']", "dtype"),
     "dimensions": (called_with(lambda x: x * 2, (ONES,), (ONES[None],)), "L['x']", "dimensions"),
     "sizes": (called_with(lambda x: x * 2, (ONES,), (torch.ones(3),)), "L['x']", "moebius.mark_dynamic(x, (0,))"),
-    "a count of turns": (called_with(turned, *((ONES, n) for n in range(2, 5))), "L['n']", "few ways"),
+    "a count of iterations": (called_with(turned, *((ONES, n) for n in range(2, 5))), "L['n']", "few ways"),
     "train and eval": (train_and_eval, ".training", "train() or eval()"),
     "a gradient that is there": (gradients, "weight'].grad", "zero them"),
     "deques": (

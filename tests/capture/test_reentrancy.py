@@ -253,7 +253,7 @@ def test_an_error_below_both(compiled):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_captured_and_plain_functions_in_turns():
+def test_captured_and_plain_functions_in_iterations():
     """captured, plain, captured, plain: each with its own effects, one of them an error that two frames hand on."""
     log = []
 

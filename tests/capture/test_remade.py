@@ -119,7 +119,7 @@ def recursive_function(x):
     return walk, lambda it: it()
 
 
-def functions_in_turn(x):
+def functions_in_iteration(x):
     def there():
         return back
 
@@ -176,7 +176,7 @@ def key_of_its_dict(x):
     "make",
     [
         recursive_function,
-        functions_in_turn,
+        functions_in_iteration,
         default_list,
         tuple_in_its_list,
         bound_to_holder,

@@ -12,9 +12,9 @@ from moebius import capture, stats
 
 def without_end(x):
     total = x
-    for turn, item in enumerate(itertools.repeat(x)):
+    for iteration, item in enumerate(itertools.repeat(x)):
         total = total + item
-        if turn > 3:
+        if iteration > 3:
             break
     return total
 

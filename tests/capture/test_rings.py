@@ -1,4 +1,5 @@
-"""Lists and dicts that are written to at a number which differs from call to call: the last hundred losses, by turns.
+"""Lists and dicts that are written to at a number which differs from call to call: the last hundred losses, by
+iterations.
 
 Eight calls of each beside plain Python; results, errors and what the containers hold.
 """
@@ -13,7 +14,7 @@ import torch
 from plain_python import compare
 
 from moebius import capture, stats
-from moebius.codegen.replay import Replay
+from moebius.codegen.effect_replay import EffectReplay
 from moebius.guards.recorder import GuardRecorder
 from moebius.heap import late_writes
 
@@ -349,8 +350,8 @@ def test_without_the_guard_on_the_length(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("recipe", [ring, two_writes], ids=lambda r: r.__name__)
 def test_without_the_effect(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Replay.replay
-    monkeypatch.setattr(Replay, "replay", lambda self, r, name: None if r.late else real(self, r, name))
+    real = EffectReplay.replay
+    monkeypatch.setattr(EffectReplay, "replay", lambda self, r, name: None if r.late else real(self, r, name))
     with pytest.raises(AssertionError, match="call "):
         compare(recipe, "moebius", ROWS)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from moebius import capture, stats
 from moebius.api import captured_of
-from moebius.cache import rests
+from moebius.cache import continuations
 from moebius.hook import finish
 from moebius.trace import segment as segment_module
 
@@ -227,7 +227,7 @@ def test_a_rest_whose_other_one_died_is_captured():
     step, other = capture(lambda x: x.sin()), capture(lambda x: x.cos())
     step(torch.ones(2))
     mine = captured_of(step)
-    go_on = rests.elsewhere(mine, captured_of(other), mine.segments[0].guards.program)
+    go_on = continuations.elsewhere(mine, captured_of(other), mine.segments[0].guards.program)
     del other
     gc.collect()
     misses = stats(step).misses

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moebius import capture
-from moebius.regions.blocks import Blocks
+from moebius.regions.module_reuse import Blocks
 
 
 class Outer(nn.Module):

@@ -135,11 +135,11 @@ def raises(x, h):
 
 
 def while_loop(x, h):
-    turns = 0
+    iterations = 0
     while x.abs().sum() > 2.5:
         x = x / 2
-        turns += 1
-    h.log.append(turns)
+        iterations += 1
+    h.log.append(iterations)
     return x
 
 
@@ -542,14 +542,14 @@ def test_a_branch_goes_as_it_went_before(far):
 
 
 def settles(x, limit):
-    turns = 0
+    iterations = 0
     while (x.square().sum() > limit).item():
-        x, turns = x * 0.75, turns + 1
-    return x, turns
+        x, iterations = x * 0.75, iterations + 1
+    return x, iterations
 
 
 def test_a_loop_until_the_data_is_right():
-    """The way of the turns before is not followed for ever."""
+    """The way of the iterations before is not followed for ever."""
     captured = capture(settles, backend="eager")
     for limit in (1e-3, 1e-3, 1e-30, 1e-30, 1e-30, 1e-3):
         mine, plain = captured(torch.ones(4), limit), settles(torch.ones(4), limit)

@@ -155,9 +155,9 @@ def trained(name: str | None, captured: bool) -> list[Any]:
     step = capture(run.step, backend="eager") if captured else run.step
     torch.manual_seed(1)
     found = []
-    for turn in range(4):
+    for iteration in range(4):
         x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
-        owner, attribute, make = STEPS[name] if name and turn == 2 else (run, "unused", lambda _: None)
+        owner, attribute, make = STEPS[name] if name and iteration == 2 else (run, "unused", lambda _: None)
         if isinstance(owner, types.FunctionType):
             owner = owner(run)
         with in_its_place(owner, attribute, make):
@@ -173,10 +173,10 @@ def trained(name: str | None, captured: bool) -> list[Any]:
 
 
 def differing(some: list[Any], others: list[Any]) -> list[int]:
-    """The turns in which two runs differ."""
-    words = [[repr([part.tolist() if isinstance(part, T) else part for part in flat(turn)]) for turn in run]
+    """The iterations in which two runs differ."""
+    words = [[repr([part.tolist() if isinstance(part, T) else part for part in flat(iteration)]) for iteration in run]
              for run in (some, others)]  # fmt: skip
-    return [turn for turn, (a, b) in enumerate(zip(*words, strict=True)) if a != b]
+    return [iteration for iteration, (a, b) in enumerate(zip(*words, strict=True)) if a != b]
 
 
 def flat(value: Any) -> list[Any]:

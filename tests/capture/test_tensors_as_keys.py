@@ -124,7 +124,7 @@ def outcome(function, x, known):
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_loop_over_tensors_updates_the_state_of_each(breaks):
-    """An optimizer written by hand, with a graph break in each turn."""
+    """An optimizer written by hand, with a graph break in each iteration."""
 
     def step(params, state):
         for p in params:

@@ -1,4 +1,5 @@
-"""Turns and branches that end early have done what came before, and a turn finds what an earlier one left."""
+"""Iterations and branches that end early have done what came before, and an iteration finds what an earlier one
+left."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def counted_behind_an_inner_branch(x, index, flag):
     return out, x[start:]
 
 
-def set_in_some_turns(x, index, flag):
+def set_in_some_iterations(x, index, flag):
     out = last = torch.zeros_like(x)
     for e in hits(index):
         if flag[e] > 0:
@@ -94,7 +95,7 @@ def set_in_some_turns(x, index, flag):
     return out
 
 
-def set_in_some_turns_of_a_range(x, index, flag):
+def set_in_some_iterations_of_a_range(x, index, flag):
     out, last = torch.zeros_like(x), torch.zeros(3)
     for e in range(E):
         token = torch.where(index == e)[0]
@@ -123,7 +124,7 @@ def number_set_back_behind_a_branch(x, index, flag):
     return out * n, flag
 
 
-def set_for_the_next_turn(x, index, flag):
+def set_for_the_next_iteration(x, index, flag):
     out, last = torch.zeros_like(x), x * 0
     for e in hits(index):
         out = out + last
@@ -190,9 +191,9 @@ ONE_GRAPH = [
     set_before_continue_of_a_range,
     set_before_an_inner_branch,
     appended_before_an_inner_branch,
-    set_in_some_turns,
-    set_in_some_turns_of_a_range,
-    set_for_the_next_turn,
+    set_in_some_iterations,
+    set_in_some_iterations_of_a_range,
+    set_for_the_next_iteration,
     set_back_behind_a_branch,
 ]
 
@@ -228,7 +229,7 @@ def test_what_the_data_decides_is_not_taken_for_granted(step):
             assert torch.equal(a, b) and a.dtype == b.dtype, f"batch {i}"
 
 
-def handles_in_a_turn(x, index, flag):
+def handles_in_a_iteration(x, index, flag):
     out = x * 1
     for e in hits(index):
         try:
@@ -238,7 +239,7 @@ def handles_in_a_turn(x, index, flag):
     return out, flag
 
 
-def handles_in_a_turn_of_a_range(x, index, flag):
+def handles_in_a_iteration_of_a_range(x, index, flag):
     out = x * 1
     for e in range(E):
         token = torch.where(index == e)[0]
@@ -260,7 +261,7 @@ def handles_around_the_loop(x, index, flag):
 
 
 def handles_in_a_function(x, index, flag):
-    def turn(out, e):
+    def iteration(out, e):
         try:
             return out + x[e + 2]
         except IndexError:
@@ -268,14 +269,14 @@ def handles_in_a_function(x, index, flag):
 
     out = x * 1
     for e in hits(index):
-        out = turn(out, e)
+        out = iteration(out, e)
     return out, flag
 
 
 @pytest.mark.parametrize(
-    "step", [handles_in_a_turn, handles_in_a_turn_of_a_range, handles_around_the_loop, handles_in_a_function]
+    "step", [handles_in_a_iteration, handles_in_a_iteration_of_a_range, handles_around_the_loop, handles_in_a_function]
 )
-def test_a_turn_that_handles_what_fails_in_it(step):
+def test_a_iteration_that_handles_what_fails_in_it(step):
     captured = capture(step)
     for i, (index, flag) in enumerate(BATCHES):
         given = torch.arange(12.0).view(4, 3) + i + 1, torch.tensor(index), torch.tensor(flag)

@@ -178,12 +178,12 @@ def test_a_view_whose_base_was_written_without_gradients():
         for weight in weights:
             with torch.no_grad():
                 views.append(weight.view(4, 3))
-        for turn in range(4):
+        for iteration in range(4):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 assert repr(told(captured, views[0])) == repr(told(step, views[1]))
             assert torch.equal(*weights)
-            if turn == 1:
+            if iteration == 1:
                 for weight in weights:
                     with torch.no_grad():
                         weight.add_(1)

@@ -21,7 +21,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.cache import varying
 from moebius.heap.varying import VaryingPlaces
-from moebius.trace.policy import Policy
+from moebius.trace.assumptions import Assumptions
 
 CALLS = 14
 
@@ -159,7 +159,7 @@ def test_few_captures_whatever_varies_and_wherever_it_stands(kind: str, place: A
 
 
 DECIDES: dict[str, tuple[Callable[..., Any], int]] = {
-    "turns": (lambda x, n: [x + i for i in range(n)][-1], 11),
+    "iterations": (lambda x, n: [x + i for i in range(n)][-1], 11),
     "a text's table": (lambda x, n: x * {f"e{i}": i for i in range(40)}[f"e{n}"], 6),
     "its bits": (lambda x, n: x * bin(n).count("1"), 6),
     "a memo": (lambda x, n, memo={}: x * memo.setdefault(n, float(n)), 8),  # noqa: B006
@@ -301,7 +301,7 @@ def test_what_would_run_natively_is_taken_in_the_general_way(general: bool, monk
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_loop_of_an_optimizer_that_breaks_in_each_turn_runs_natively_as_a_whole(grad: bool) -> None:
+def test_a_loop_of_an_optimizer_that_breaks_in_each_iteration_runs_natively_as_a_whole(grad: bool) -> None:
     """Under no_grad alone: an epoch's loop over batches is cut into pieces, which hold graphs."""
 
     def update(params: list[torch.Tensor], n: int) -> None:
@@ -321,9 +321,9 @@ def test_a_loop_of_an_optimizer_that_breaks_in_each_turn_runs_natively_as_a_whol
 
 
 def test_places_that_come_without_an_end_are_given_up() -> None:
-    known, policy, found = varying.Varying(), Policy(), []
+    known, assumptions, found = varying.Varying(), Assumptions(), []
     for i in range(varying.ROUNDS + 2):
         known.counts[f"L['rows'][{i}]", "step.py", 1] = 2
         known.values[f"L['rows'][{i}]"] = collections.deque(["1.0"])
-        found.append(bool(known.leave_open(policy, "hint")))
+        found.append(bool(known.leave_open(assumptions, "hint")))
     assert found == [False, *[True] * (varying.ROUNDS - 1), False, False]  # the first place alone varied too rarely

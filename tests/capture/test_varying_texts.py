@@ -55,8 +55,8 @@ def make_log():
 @pytest.mark.parametrize("step", [printed, kept, formatted, in_an_object, left_alone])
 def test_a_text_that_is_handed_on_is_no_recompile_after_it_was_seen_to_change(step):
     captured, ours, theirs = capture(step, backend="eager"), make_log(), make_log()
-    for turn in range(8):
-        x, s = torch.full((3,), float(turn)), f"batch {turn}"
+    for iteration in range(8):
+        x, s = torch.full((3,), float(iteration)), f"batch {iteration}"
         ours.title = theirs.title = s
         assert shown(captured, x, s, ours) == shown(step, x, s, theirs)
         assert (ours.lines, ours.last) == (theirs.lines, theirs.last)

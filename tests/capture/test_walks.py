@@ -1,5 +1,5 @@
-"""Loops over dicts and sets with a graph break in each turn: their iterators are what they are in plain Python, and
-notice that what they walk over changes."""
+"""Loops over dicts and sets with a graph break in each iteration: their iterators are what they are in plain Python,
+and notice that what they walk over changes."""
 
 from __future__ import annotations
 

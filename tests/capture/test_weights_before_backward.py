@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from moebius import capture
 from moebius.api import captured_of
-from moebius.kernels import apart, experts, experts_op
+from moebius.kernels import experts, experts_op, separate_weights
 from moebius.lowering.experts import proof
 
 EXPERTS, D, N, TOKENS, TOP = 4, 8, 12, 32, 2
@@ -106,7 +106,7 @@ class Whole(nn.Module):
 
 
 class Viewed(nn.Module):
-    """All experts' weights in one matrix, viewed as a weight for each in the turn (DBRX)."""
+    """All experts' weights in one matrix, viewed as a weight for each in the iteration (DBRX)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ def test_without_the_step_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_weights_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "as_they_are", list)
+    monkeypatch.setattr(separate_weights, "as_they_are", list)
     monkeypatch.setattr(experts_op, "as_they_are", list)
     for name in ("linears", "whole"):
         plain, _ = three(forward_alone, name, data_set)
@@ -342,7 +342,7 @@ def test_one_number_that_is_another(name: str) -> None:
 
 
 def test_without_looking_at_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "refuse_changed", lambda *_: None)
+    monkeypatch.setattr(separate_weights, "refuse_changed", lambda *_: None)
     monkeypatch.setattr(experts_op, "refuse_changed", lambda *_: None)
     for name in ("linears", "whole"):
         plain, _ = three(forward_alone, name, data_multiplied)
@@ -355,7 +355,7 @@ def test_without_looking_at_the_weights(monkeypatch: pytest.MonkeyPatch) -> None
 def test_tokens_that_change(name: str, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain Python's ``x[token]`` are copies; the operator keeps x as it came."""
     if not looks:
-        monkeypatch.setattr(apart, "refuse_changed", lambda *_: None)
+        monkeypatch.setattr(separate_weights, "refuse_changed", lambda *_: None)
         monkeypatch.setattr(experts_op, "refuse_changed", lambda *_: None)
 
     def gradients(is_captured: bool) -> list[torch.Tensor | None]:
@@ -410,7 +410,7 @@ def test_hooks_on_saved_tensors_that_round_are_no_change() -> None:
 
 
 def test_without_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "refuse_other_data", lambda used: None)
+    monkeypatch.setattr(separate_weights, "refuse_other_data", lambda used: None)
     plain, _ = three(forward_alone, "direct", data_set)
     ours, _ = three(forward_alone, "direct", data_set, backend="moebius")
     assert "RuntimeError" not in ours and not same(ours, plain)

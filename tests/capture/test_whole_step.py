@@ -317,8 +317,9 @@ def test_a_function_that_reads_no_gradient_does_not_mind_a_missing_one():
     assert stats(captured).graphs == 1 and not stats(captured).recompiles
 
 
-def test_what_a_loop_carries_on_has_the_history_of_its_turns():
-    """Backward must reach what only the loop's turns used, though the value that they carry had another history."""
+def test_what_a_loop_carries_on_has_the_history_of_its_iterations():
+    """Backward must reach what only the loop's iterations used, though the value that they carry had another
+    history."""
     ours, theirs, captured = Trainer(), Trainer(), capture(Trainer.step, backend="eager")
     for trainer, call in ((ours, captured), (theirs, Trainer.step)):
         call(trainer, torch.ones(3, 4))

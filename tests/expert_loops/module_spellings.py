@@ -1,4 +1,4 @@
-"""Expert layers whose experts are modules or parameters of their own, in a list that the turns go through.
+"""Expert layers whose experts are modules or parameters of their own, in a list that the iterations go through.
 
 Each function takes x [T, D] and a :class:`Layer`, and says in its docstring how it is spelled. What becomes of it is
 written beside it, as in spellings.py.

@@ -1,4 +1,5 @@
-"""What a turn does with each row of its expert's result before it adds it (norms of rows), right and subtly wrong."""
+"""What an iteration does with each row of its expert's result before it adds it (norms of rows), right and subtly
+wrong."""
 
 from __future__ import annotations
 

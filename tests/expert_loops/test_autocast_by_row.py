@@ -72,7 +72,7 @@ def partly_out_of_autocast(h, p, w, moe):
     return linear(relu(h), p["down"]).float() * w
 
 
-def test_autocast_that_changes_in_a_turn():
+def test_autocast_that_changes_in_a_iteration():
     worst, regions = under_autocast(partly_out_of_autocast, in_one_tensor)
     assert worst < 1e-6, worst
 

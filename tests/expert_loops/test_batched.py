@@ -16,7 +16,7 @@ import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
 from moebius.lowering.experts import rewrite
-from moebius.lowering.experts.batched_turns import Batched
+from moebius.lowering.experts.batched_iterations import Batched
 
 E, T, K, D, N = 4, 4, 2, 6, 5  # as many tokens as experts: axes cannot be told apart by their sizes
 BATCHED = {"einsum_dispatch": 1, "bmm_over_experts": 1, "einsum_over_capacity": 1, "gathered_weights": 1,
@@ -388,8 +388,8 @@ def test_no_region_where_there_are_no_experts(function):
     assert not report_of(captured_of(captured)).expert_regions
 
 
-def test_the_turns_of_a_lowered_loop_are_no_products_of_all_experts():
-    def turns(x, up, down):
+def test_the_iterations_of_a_lowered_loop_are_no_products_of_all_experts():
+    def iterations(x, up, down):
         index = (x.detach()[:, 0] * 2).long().abs() % 3
         out, start, order = torch.zeros_like(x), 0, index.argsort(stable=True)
         for expert, count in enumerate(index.bincount(minlength=3).tolist()):
@@ -400,7 +400,7 @@ def test_the_turns_of_a_lowered_loop_are_no_products_of_all_experts():
 
     torch.manual_seed(0)
     x, *weights = (torch.randn(*s, requires_grad=True) for s in ((9, 6), (3, 6, 4), (3, 4, 6)))
-    captured = capture(turns)
-    torch.testing.assert_close(captured(x, *weights), turns(x, *weights))
+    captured = capture(iterations)
+    torch.testing.assert_close(captured(x, *weights), iterations(x, *weights))
     (region,) = report_of(captured_of(captured)).expert_regions
     assert "batched" not in region.idiom

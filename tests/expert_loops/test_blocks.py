@@ -1,7 +1,7 @@
 """Experts one after another, each on rows of its own (lowering/experts/blocks.py), right and subtly wrong.
 
-Equal to eager in float64 with every gradient, and not lowered where one turn uses what another made, or changes what
-it reads."""
+Equal to eager in float64 with every gradient, and not lowered where one iteration uses what another made, or changes
+what it reads."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def written_into_rows(x, moe):
 
 
 @right
-def normalized_by_each_turn(x, moe):
-    """What each turn does with its own rows besides stays as it is, across rows too."""
+def normalized_by_each_iteration(x, moe):
+    """What each iteration does with its own rows besides stays as it is, across rows too."""
     weight, order, counts = sorted_rows(x, moe)
     parts = []
     for expert, rows in zip(moe.biased, x[order // K].split(counts), strict=True):
@@ -101,8 +101,8 @@ def tokens_with_an_expert_twice(x, moe):
 
 
 @right
-def a_turn_that_is_another(x, moe):
-    """What a turn does otherwise is decided by its number."""
+def a_iteration_that_is_another(x, moe):
+    """What an iteration does otherwise is decided by its number."""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e in range(E):
@@ -115,8 +115,8 @@ def a_turn_that_is_another(x, moe):
 
 
 @wrong
-def a_turn_that_may_be_another(x, moe):
-    """What a turn does otherwise is decided by the values."""
+def a_iteration_that_may_be_another(x, moe):
+    """What an iteration does otherwise is decided by the values."""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e in range(E):
@@ -129,7 +129,7 @@ def a_turn_that_may_be_another(x, moe):
 
 
 @wrong
-def rows_of_the_turn_before(x, moe):
+def rows_of_the_iteration_before(x, moe):
     weight, order, counts = sorted_rows(x, moe)
     parts, start, before = [], 0, 0.0
     rows = x[order // K]
@@ -142,7 +142,7 @@ def rows_of_the_turn_before(x, moe):
 
 
 @wrong
-def scaled_by_the_turn_before(x, moe):
+def scaled_by_the_iteration_before(x, moe):
     weight, order, counts = sorted_rows(x, moe)
     parts, start, before = [], 0, 1.0
     rows = x[order // K]
@@ -213,7 +213,7 @@ def weights_that_change(x, moe):
 
 
 @wrong
-def gradients_off_in_some_turns(x, moe):
+def gradients_off_in_some_iterations(x, moe):
     out = torch.zeros_like(x)
     for i, expert in enumerate(moe.experts):
         token = moe.gate(x)[:, i].topk(3).indices
@@ -236,7 +236,7 @@ def results_changed_in_place(x, moe):
 
 @wrong
 def counted_in_place(x, moe):
-    """Each turn's rows are scaled by what the turns before have counted."""
+    """Each iteration's rows are scaled by what the iterations before have counted."""
     weight, order, counts = sorted_rows(x, moe)
     parts, seen = [], torch.zeros(1, dtype=x.dtype)
     for expert, rows in zip(moe.experts, x[order // K].split(counts), strict=True):
@@ -318,9 +318,9 @@ def test_tokens_are_slots_only_where_they_are_distinct(monkeypatch):
         lowered(RIGHT["tokens_with_an_expert_twice"])
 
 
-@pytest.mark.parametrize("name", ["scaled_by_the_turn_before", "scaled_less_and_less", "a_sum_that_is_scaled"])
+@pytest.mark.parametrize("name", ["scaled_by_the_iteration_before", "scaled_less_and_less", "a_sum_that_is_scaled"])
 def test_the_check_of_order_is_what_refuses(name, monkeypatch):
-    """Without it the experts alone would be lowered: right, but of a loop whose turns depend on one another."""
+    """Without it the experts alone would be lowered: right, but of a loop whose iterations depend on one another."""
     monkeypatch.setattr(rewrite, "Order", lambda *_: None)
     assert lowered(WRONG[name])
 

@@ -146,8 +146,8 @@ def test_rows_behind_an_expert_are_all_found(monkeypatch):
     regions_of(layer, layer=Experts)
 
 
-def test_a_shared_parameter_where_no_turn_may_run():
-    """Without a turn it has no gradient; the index may say that none runs."""
+def test_a_shared_parameter_where_no_iteration_may_run():
+    """Without an iteration it has no gradient; the index may say that none runs."""
 
     def layer(x, moe):
         weight, index = moe.route(x)
@@ -182,7 +182,7 @@ def vectors_of_each_written_afterwards(x, moe):
 
 
 def all_skipped(x, moe):
-    """No turn runs: what the turns share has no gradient."""
+    """No iteration runs: what the iterations share has no gradient."""
     weight, index = moe.route(x)
     index = torch.where(weight > 2.0, index, E)
     out = torch.zeros_like(x)
@@ -221,7 +221,7 @@ def test_each_step_is_needed(monkeypatch, name, layer):
         regions_of(drawing_after(layer), layer=Experts)
 
 
-def test_where_no_turn_runs_what_they_share_has_no_gradient():
+def test_where_no_iteration_runs_what_they_share_has_no_gradient():
     _, regions = regions_of(all_skipped, layer=Experts)
     assert all(region.lowered for region in regions)
 

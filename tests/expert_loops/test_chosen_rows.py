@@ -8,9 +8,9 @@ import torch
 from test_batched import D, E, K, compare, route
 from torch.nn.functional import gelu, silu
 
-from moebius.lowering.experts import batched_turns
+from moebius.lowering.experts import batched_iterations
 from moebius.lowering.experts import zeros as zero_gates
-from moebius.lowering.experts.batched_turns import Batched
+from moebius.lowering.experts.batched_iterations import Batched
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_all_rows_run_where_others_are_not_certainly_zero(layer, fewer):
     ("module", "name", "answer", "layer"),
     [
         (zero_gates, "holds", lambda number, node: True, from_ones),
-        (batched_turns, "zero_at_zero", lambda *given: True, sigmoid_experts),
+        (batched_iterations, "zero_at_zero", lambda *given: True, sigmoid_experts),
     ],
     ids=["made of zeros", "zero at zero"],
 )

@@ -10,7 +10,7 @@ from spellings import D, E, K
 
 from moebius import capture, stats
 from moebius.lowering import operators
-from moebius.lowering.experts import openings, rules_routing
+from moebius.lowering.experts import hoisted_conditionals, rules_routing
 from moebius.tensors import counts
 from moebius.torch_facts import torch_private
 from moebius.torch_facts.torch_fakes import FakeWorld
@@ -261,7 +261,7 @@ def test_masks_that_are_asked_for_something_else(runs):
 
 
 @pytest.mark.parametrize("number", [lambda mask: mask.sum(), lambda mask: mask.sum().item()])
-def test_turns_without_tokens_end_early(number):
+def test_iterations_without_tokens_end_early(number):
     def layer(x, moe):
         weight, index = moe.route(x)
         out = torch.zeros_like(x)
@@ -313,7 +313,7 @@ def test_between_cumulated_counts():
 
 
 @pytest.mark.parametrize("asks", [lambda start, end: start + 1 == end, lambda start, end: end < 3])
-def test_turns_left_out_for_something_else(asks):
+def test_iterations_left_out_for_something_else(asks):
     regions_of(lambda x, moe: between(x, moe, asks=asks))
 
 
@@ -333,7 +333,7 @@ def test_positions_that_are_repeated_otherwise():
 
 
 def test_slices_switched_off(monkeypatch):
-    monkeypatch.setattr(openings.Opening, "is_cut", lambda self, index, one, other: False)
+    monkeypatch.setattr(hoisted_conditionals.Opening, "is_cut", lambda self, index, one, other: False)
     assert not compare(lambda x, moe: between(x, moe, asks=None))[1]
 
 
@@ -377,7 +377,7 @@ def test_weights_cut_from_behind(how):
 
 
 def test_weights_cut_along_another_axis():
-    """Not the experts': each turn has a part of all of them."""
+    """Not the experts': each iteration has a part of all of them."""
 
     def pieces(x, moe):
         weight, index = moe.route(x)

@@ -74,7 +74,7 @@ def no_capacity(x, weight, index, keep, w1, w2):
 
 
 def sentinel_beyond(x, weight, index, keep, w1, w2):
-    """More classes than experts: the turns of the others are skipped."""
+    """More classes than experts: the iterations of the others are skipped."""
     mask = (one_hot(index + (index == 1) * E, E + 2)[:, :, : E + 1] * keep[:, :, [0, 1, 2, 3, 0]]).permute(2, 1, 0)
     return loop(x, mask[:E], weight, w1, w2)
 
@@ -153,9 +153,9 @@ def test_as_plain_python(function):
 
 
 def test_that_one_is_kept_counts(monkeypatch):
-    """Without the question whether a slot stays, parameters get gradients of zeros where no turn runs, unless that is
-    asked when the graph runs (which other backends do not)."""
+    """Without the question whether a slot stays, parameters get gradients of zeros where no iteration runs, unless that
+    is asked when the graph runs (which other backends do not)."""
     monkeypatch.setattr(rules_routing, "keeps_some", lambda keep, mask: True)
-    monkeypatch.setattr(rewrite, "where_turns_ran", lambda work, claim, result, turns: result)
+    monkeypatch.setattr(rewrite, "where_iterations_ran", lambda work, claim, result, iterations: result)
     with pytest.raises(AssertionError, match="None mismatch"):
         test_as_plain_python(no_capacity)

@@ -1,5 +1,5 @@
 """Expert loops written by hypothesis as source text, right and subtly wrong: captured and lowered they give what eager
-gives in float64, output and every gradient. Loops whose turns depend on one another are never lowered."""
+gives in float64, output and every gradient. Loops whose iterations depend on one another are never lowered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moebius.api import captured_of, report_of
 
 E, T, K, D, N = 3, 7, 2, 4, 6
 
-# how a turn learns its expert: (lines before the loop, head, lines at the turn's start)
+# how an iteration learns its expert: (lines before the loop, head, lines at the iteration's start)
 HEADS = {
     "rows of nonzero": ("mask = F.one_hot(index, E).permute(2, 1, 0)\nhit = mask.sum((1, 2)).nonzero()",
                         "for row in hit:", "e = row[0]"),
@@ -72,16 +72,17 @@ SUMS = {
     "+=": "out[token] += y",
 }
 
-# What is subtly wrong: a line that takes the place of another or comes after one; whether turns depend on each other
+# What is subtly wrong: a line that takes the place of another or comes after one; whether iterations depend on each
+# other
 MISTAKES = {
     "reads the sum": ("y = ", "y = y + out[token]", True),
     "scales the sum": ("out", "out *= 0.5", True),
     "changes x": ("out", "x = x * 1.1", True),
     "changes x in place": ("out", "x[token] = y.detach()", True),
     "changes the weights": ("out", "weight = weight * 0.9", True),
-    # (each turn picks its rows by an index of its own, whatever that is: they do not depend on one another)
+    # (each iteration picks its rows by an index of its own, whatever that is: they do not depend on one another)
     "changes the index": ("out", "index = (index + 1) % E", False),
-    "counts turns": ("out", "scale = scale * 0.5", True),
+    "counts iterations": ("out", "scale = scale * 0.5", True),
     "next expert's weights": ("h = ", "h = F.linear(x[token], w1[(e + 1) % E])", False),
     "first rows": ("h = ", "h = F.linear(x[: len(token)], w1[e])", False),
     "rows of the slot": ("h = ", "h = F.linear(x[slot], w1[e])", False),
@@ -99,8 +100,9 @@ MISTAKES = {
     "reads a copy of the sum": ("y = ", "y = y + out.clone()[token]", True),
     "keeps the last rows": ("out", "x = x + 0 * y.sum()", True),
 }
-# Of a turn behind a branch only the expert becomes part of an operator; what reads the sum stays where it was, turn
-# after turn (test_openings.py has them, and experts that read the sum themselves, which are never lowered).
+# Of an iteration behind a branch only the expert becomes part of an operator; what reads the sum stays where it was,
+# iteration after iteration (test_hoisted_conditionals.py has them, and experts that read the sum themselves, which are
+# never lowered).
 READ_BEHIND_A_BRANCH = ("reads the sum", "reads a copy of the sum")
 
 
@@ -109,7 +111,7 @@ def source(head, rows, skip, gate, parts, linears, weights, total, mistake):
     wide = "" if gate == "ungated" else PARTS[parts]
     up, down = LINEARS[linears]
     scale_before, scale_after = WEIGHTS[weights]
-    turn = [
+    iteration = [
         start,
         ROWS[rows],
         SKIPS[skip],
@@ -123,12 +125,12 @@ def source(head, rows, skip, gate, parts, linears, weights, total, mistake):
     ]
     if mistake is not None:
         anchor, line, _ = MISTAKES[mistake]
-        at = max(i for i, text in enumerate(turn) if text.startswith(anchor))
+        at = max(i for i, text in enumerate(iteration) if text.startswith(anchor))
         replaces = anchor == "h = " or line.startswith("out.index_add_(0, slot")
-        turn[at : at + 1] = [line] if replaces else [turn[at], line]
-    if mistake == "counts turns":
-        turn.insert(len(turn) - 2, "y = y * scale")
-    body = "\n".join(line for line in turn if line)
+        iteration[at : at + 1] = [line] if replaces else [iteration[at], line]
+    if mistake == "counts iterations":
+        iteration.insert(len(iteration) - 2, "y = y * scale")
+    body = "\n".join(line for line in iteration if line)
     text = f"""\
 def layer(x, router, w1, w2, b1, b2):
     weight, index = (x @ router.T).softmax(-1).topk(K, -1)
@@ -178,8 +180,8 @@ def check(text, gated, seed=0, apart=False):
     moebius.reset()
     layer = compiled(text)
     captured = capture(layer)
-    for turn in range(2):
-        given = [inputs(seed + turn, gated, apart) for _ in range(2)]
+    for iteration in range(2):
+        given = [inputs(seed + iteration, gated, apart) for _ in range(2)]
         found, expected = outcome(captured, given[0]), outcome(layer, given[1])
         if isinstance(expected[0], type):
             assert found[0] is expected[0], text
@@ -246,26 +248,26 @@ USUAL = {
 
 
 @pytest.mark.parametrize("skip", ["none", "any"])
-def test_turns_of_experts_with_weights_of_their_own(skip):
-    """No gradient, rather than one of zeros, for an expert whose turn did not run: check() tells them apart."""
+def test_iterations_of_experts_with_weights_of_their_own(skip):
+    """No gradient, rather than one of zeros, for an expert whose iteration did not run: check() tells them apart."""
     for seed in range(3):
         assert check(source(**USUAL | {"skip": skip}, mistake=None), True, seed, apart=True)
 
 
-# Where each turn stands by itself these are layers like any other: of two experts, of experts in another order.
+# Where each iteration stands by itself these are layers like any other: of two experts, of experts in another order.
 OTHER_LAYERS = {"leaves early", "next expert's weights"}
 
 
 @pytest.mark.parametrize("mistake", sorted(OTHER_LAYERS))
-def test_turns_of_another_layer(mistake):
+def test_iterations_of_another_layer(mistake):
     assert check(source(**USUAL, mistake=mistake), True, apart=True)
 
 
 @pytest.mark.share(14)
 @pytest.mark.parametrize("mistake", sorted(set(MISTAKES) - OTHER_LAYERS))
-def test_turns_with_one_mistake(mistake):
-    """Equal to eager; where turns depend on one another, not lowered (else the experts may be, with the mistake kept
-    around them)."""
+def test_iterations_with_one_mistake(mistake):
+    """Equal to eager; where iterations depend on one another, not lowered (else the experts may be, with the mistake
+    kept around them)."""
     lowered = check(source(**USUAL, mistake=mistake), True, apart=True)
     if MISTAKES[mistake][2]:
         assert not lowered

@@ -142,8 +142,8 @@ def check(text, seed, apart):
     moebius.reset()
     layer = compiled(text)
     captured = capture(layer)
-    for turn in range(2):
-        found, expected = (outcome(run, inputs(seed + turn, apart)) for run in (captured, layer))
+    for iteration in range(2):
+        found, expected = (outcome(run, inputs(seed + iteration, apart)) for run in (captured, layer))
         if isinstance(expected[0], type):
             assert found[0] is expected[0], text
             continue

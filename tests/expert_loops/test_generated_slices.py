@@ -2,7 +2,7 @@
 one mistake.
 
 Each is compared with plain Python in float64: the result and every gradient, a missing one included, on batches of
-which one leaves experts without tokens. A layer whose turns depend on one another must not be lowered.
+which one leaves experts without tokens. A layer whose iterations depend on one another must not be lowered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTS = {
     "bincount": "counts = torch.bincount(index.view(-1), minlength=E)",
     "one_hot": "counts = torch.nn.functional.one_hot(index.view(-1), E).sum(0)",
 }
-# how Python gets the numbers, and how a turn gets (start, end, n)
+# how Python gets the numbers, and how an iteration gets (start, end, n)
 HEADS = {
     "a list": ("start = 0", "for e, n in enumerate(counts.tolist()):", "end = start + n"),
     "numbers": ("start = 0", "for e, n in enumerate([int(count) for count in counts.unbind()]):", "end = start + n"),
@@ -64,13 +64,13 @@ COLLECTS = {
     ),
 }  # fmt: skip
 
-# anchor, line, whether it takes the anchor's place, whether turns then depend on each other
+# anchor, line, whether it takes the anchor's place, whether iterations then depend on each other
 MISTAKES = {
     "off by one": ("rows = ", "rows = sorted_x[start : end + 1]", True, False),
     "one too few": ("rows = ", "rows = sorted_x[start : max(end - 1, 0)]", True, False),
     "reversed rows": ("y = ", "y = y.flip(0)", False, False),
-    "reads what an earlier turn gave": ("y = ", "y = y + before\nbefore = y.sum()", False, True),
-    "rows of an earlier turn": ("rows = ", "rows = rows + before\nbefore = rows.sum() * 0.1", False, True),
+    "reads what an earlier iteration gave": ("y = ", "y = y + before\nbefore = y.sum()", False, True),
+    "rows of an earlier iteration": ("rows = ", "rows = rows + before\nbefore = rows.sum() * 0.1", False, True),
     "scaled less and less": ("y = ", "y = y * before\nbefore = before * 0.5", False, True),
     "a count that changes": ("rows = ", "counts[(e + 1) % E] -= 1", False, False),
     "the next expert": ("y = ", None, True, False),
@@ -84,13 +84,13 @@ MISTAKES = {
 def source(counts, head, skip, expert, collect, mistake):
     before, loop, start = HEADS[head]
     prepare, keep, whole = COLLECTS[collect]
-    turn = [start, SKIPS[skip], "rows = sorted_x[start:end]", EXPERTS[expert], keep, "start = end"]
+    iteration = [start, SKIPS[skip], "rows = sorted_x[start:end]", EXPERTS[expert], keep, "start = end"]
     if mistake is not None:
         anchor, line, replaces, _ = MISTAKES[mistake]
-        at = next(i for i, text in enumerate(turn) if text.startswith(anchor))
-        line = turn[at].replace("[e]", "[(e + 1) % E]") if line is None else line
-        turn[at : at + 1] = [line] if replaces else [turn[at], line]
-    body = "\n".join(line for line in turn if line)
+        at = next(i for i, text in enumerate(iteration) if text.startswith(anchor))
+        line = iteration[at].replace("[e]", "[(e + 1) % E]") if line is None else line
+        iteration[at : at + 1] = [line] if replaces else [iteration[at], line]
+    body = "\n".join(line for line in iteration if line)
     result = "torch.zeros_like(x).index_add_(0, order // K, y * weight.view(-1)[order, None])"
     if mistake in ("off by one", "one too few", "a count that changes", "leaves out single rows"):  # of another length
         result = "y.sum(0) * x"

@@ -1,5 +1,5 @@
-"""What the turns compute and a step gives out, or has hooks on, with backward outside of the step: it goes through that
-as it does in plain Python, so such a loop stays one."""
+"""What the iterations compute and a step gives out, or has hooks on, with backward outside of the step: it goes through
+that as it does in plain Python, so such a loop stays one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moebius.lowering import pipeline
 
 
 def layer_with(look):
-    """look: what is done with each turn's hidden rows; what it gives is given out."""
+    """look: what is done with each iteration's hidden rows; what it gives is given out."""
 
     def step(x, moe):
         weight, index = moe.route(x)

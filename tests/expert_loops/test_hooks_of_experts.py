@@ -1,4 +1,4 @@
-"""Hooks of the experts' parameters run as in plain PyTorch: not for experts whose turn did not run."""
+"""Hooks of the experts' parameters run as in plain PyTorch: not for experts whose iteration did not run."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class OneAdded(ZerosInTraining):
 
 
 class ReadInBetween(Layer):
-    """The sum is read between the turns."""
+    """The sum is read between the iterations."""
 
     def mix(self, x, weight, index):
         y, seen = torch.zeros_like(x), 0

@@ -12,7 +12,7 @@ from table import SEEDS, tensors
 import moebius
 from moebius import capture, stats
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import openings
+from moebius.lowering.experts import hoisted_conditionals
 
 
 def masks(x, moe):
@@ -74,7 +74,7 @@ def a_norm_besides(x, moe):
 
 
 def gates_that_change(x, moe):
-    """After each turn, which does not look at those of the others."""
+    """After each iteration, which does not look at those of the others."""
     mask, gates = masks(x, moe)
     gates = gates.detach()
     out = torch.zeros_like(x)
@@ -98,7 +98,7 @@ def scaled_by_the_sum(x, moe):
     return out
 
 
-def detached_in_each_turn(x, moe):
+def detached_in_each_iteration(x, moe):
     weight, index = moe.route(x)
     out = torch.zeros(len(x) + 2, x.shape[1], dtype=x.dtype)[1:-1]
     for e, expert in enumerate(moe.experts):
@@ -107,7 +107,7 @@ def detached_in_each_turn(x, moe):
     return out
 
 
-RIGHT = [detached_in_each_turn, by_squeeze, by_where, by_the_gates, a_norm_besides, gates_that_change,
+RIGHT = [detached_in_each_iteration, by_squeeze, by_where, by_the_gates, a_norm_besides, gates_that_change,
          scaled_by_the_sum]  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_equal(function):
 
 def test_who_vouches_for_the_list(monkeypatch):
     """Without the question a list that is only good behind the branch is looked up before it."""
-    monkeypatch.setattr(openings.Opening, "is_empty_unless_taken", lambda *_: True)
+    monkeypatch.setattr(hoisted_conditionals.Opening, "is_empty_unless_taken", lambda *_: True)
     with pytest.raises((IndexError, AssertionError)):
         check(beyond_the_tokens)
 

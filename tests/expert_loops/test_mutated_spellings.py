@@ -97,10 +97,10 @@ NAMES = [name for name, spelling in {**SPELLINGS, **MODULES}.items() if ends(spe
 @pytest.mark.parametrize("number", range(8))
 def test_as_plain(number):
     rng = random.Random(seed_of_the_code() + number)
-    for turn in range(5):
+    for iteration in range(5):
         name = rng.choice(NAMES)
         try:
-            function, text = changed(name, rng, f"{number} {turn}")
+            function, text = changed(name, rng, f"{number} {iteration}")
         except SyntaxError:
             continue
         compare(function, name in MODULES, rng.random() < 0.3, text)

@@ -20,7 +20,7 @@ from row_experts import (
 from spellings import E, K
 from torch.nn.functional import dropout, gelu, linear, relu
 
-from moebius.lowering.experts import by_row, openings, proof, turns
+from moebius.lowering.experts import by_row, hoisted_conditionals, proof, unrolled_loops
 
 
 def another_draw_between(x, moe):
@@ -67,7 +67,7 @@ def dropouts_of_two_branches(x, moe):
 
 
 def seen_outside(x, moe):
-    """What dropout gave is read once more after the turns."""
+    """What dropout gave is read once more after the iterations."""
     weight, index = moe.route(x)
     out, total = torch.zeros_like(x), 0.0
     for e in range(E):
@@ -114,13 +114,13 @@ def test_slots_outside_are_as_many_layers():
 
 @pytest.mark.parametrize("layer", [another_draw_between, seen_outside])
 def test_the_order_of_draws_is_looked_at(monkeypatch, layer):
-    monkeypatch.setattr(turns.Builder, "check_draws", lambda self, ends: None)
+    monkeypatch.setattr(unrolled_loops.Builder, "check_draws", lambda self, ends: None)
     with pytest.raises(AssertionError):
         regions_of(drawing_after(layer), layer=Experts)
 
 
-def test_the_turns_own_draws_go(monkeypatch):
-    monkeypatch.setattr(turns.Turns, "draw_elsewhere", lambda self: None)
+def test_the_iterations_own_draws_go(monkeypatch):
+    monkeypatch.setattr(unrolled_loops.Unrolled, "draw_elsewhere", lambda self: None)
     with pytest.raises(AssertionError):
         regions_of(drawing_after(apart(dropping)), layer=Experts)
 
@@ -153,8 +153,8 @@ def test_behind_branches(expert, loop):
 
 
 def test_a_branch_that_was_opened_draws_no_more(monkeypatch):
-    """Otherwise what it has drawn would stand between the turns' draws."""
-    monkeypatch.setattr(turns, "OPENED", "never set")
+    """Otherwise what it has drawn would stand between the iterations' draws."""
+    monkeypatch.setattr(unrolled_loops, "OPENED", "never set")
     _, regions = regions_of(drawing_after(lambda x, moe: cut_where_counted(x, moe, dropping)), layer=Experts)
     assert not any(region.lowered for region in regions)
 
@@ -170,7 +170,8 @@ def test_what_is_drawn_for_nothing_is_drawn(loop):
     regions_of(drawing_after(loop(drawing_for_nothing)), layer=Experts)
 
 
-@pytest.mark.parametrize(("module", "loop"), [(turns, masked_where_any), (openings, cut_where_counted)])
+@pytest.mark.parametrize(("module", "loop"), [
+    (unrolled_loops, masked_where_any), (hoisted_conditionals, cut_where_counted)])
 def test_what_a_branch_draws_for_nothing_is_looked_for(monkeypatch, module, loop):
     monkeypatch.setattr(module, "drawn_for_nothing", lambda *_: None)
     with pytest.raises(AssertionError):

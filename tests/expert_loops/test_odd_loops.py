@@ -91,7 +91,7 @@ def computing_with_e(x, idx):
 
 
 @odd
-def keeping_the_last_turns_sum(x, idx):
+def keeping_the_last_iterations_sum(x, idx):
     out = torch.zeros_like(x)
     prev = None
     for e in range(E):
@@ -155,7 +155,7 @@ def an_iterator_that_is_kept(x, idx):
 
 
 @odd
-def an_iterator_that_the_turn_advances(x, idx):
+def an_iterator_that_the_iteration_advances(x, idx):
     out = torch.zeros_like(x)
     it = iter(range(E))
     for e in it:

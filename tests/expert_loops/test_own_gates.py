@@ -1,4 +1,4 @@
-"""Gates of all tokens of which a turn takes its own at its tokens: ``(weight * (index == e)).sum(-1)[mask]``."""
+"""Gates of all tokens of which an iteration takes its own at its tokens: ``(weight * (index == e)).sum(-1)[mask]``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_gates_of_another_index_than_the_rows():
     regions_of(second)
 
 
-def test_weights_that_a_turn_writes():
+def test_weights_that_a_iteration_writes():
     def written(x, moe):
         weight, index = moe.route(x)
         weight, out = weight.clone(), torch.zeros_like(x)

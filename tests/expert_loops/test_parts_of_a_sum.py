@@ -1,4 +1,4 @@
-"""What the turns have added so far, kept by name and read when all is done: a part of the sum, not the sum."""
+"""What the iterations have added so far, kept by name and read when all is done: a part of the sum, not the sum."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ TURNS = [by_index_add, by_index_put, behind_a_branch, in_place, dense, single]
 KEPT = [[0], [1, 2], [E - 1], list(range(E))]
 
 
-def layer(turn, kept, read):
+def layer(iteration, kept, read):
     def run(x, moe):
         weight, index = moe.route(x)
         out, parts = torch.zeros_like(x), []
         for e, _ in enumerate(moe.experts):
             token, slot = torch.where(index == e)
-            out = turn(x, moe, out, e, token, slot, weight)
+            out = iteration(x, moe, out, e, token, slot, weight)
             if e in kept:
                 parts.append(out)
         return read(out, parts)
@@ -65,9 +65,9 @@ def joined(out, parts):
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("turn", TURNS)
-def test_parts_that_are_read_afterwards(turn, kept):
-    regions_of(layer(turn, kept, joined))
+@pytest.mark.parametrize("iteration", TURNS)
+def test_parts_that_are_read_afterwards(iteration, kept):
+    regions_of(layer(iteration, kept, joined))
 
 
 VIEWS = {
@@ -84,11 +84,11 @@ VIEWS = {
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("turn", [by_index_add, by_index_put, single])
+@pytest.mark.parametrize("iteration", [by_index_add, by_index_put, single])
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_of_parts(view, turn, kept):
+def test_views_of_parts(view, iteration, kept):
     def seen(x, moe, out, e, token, slot, weight):
-        out = turn(x, moe, out, e, token, slot, weight)
+        out = iteration(x, moe, out, e, token, slot, weight)
         if e in kept:
             views.append(VIEWS[view](out))
         return out
@@ -117,7 +117,7 @@ def after_it_has_added(out, token, y):
 @pytest.mark.parametrize("detached", [False, True])
 @pytest.mark.parametrize("looked_up", [before_it_adds, after_it_has_added])
 def test_rows_of_parts(looked_up, detached):
-    """The rows that a turn itself reads of the sum, kept beside it."""
+    """The rows that an iteration itself reads of the sum, kept beside it."""
 
     def run(x, moe):
         weight, index = moe.route(x)
@@ -188,6 +188,6 @@ def test_parts_that_are_given_out(form, hook):
     assert form != "added" or not lowered
 
 
-@pytest.mark.parametrize("turn", [by_index_add, by_index_put, in_place])
-def test_the_whole_sum_may_be_read_twice(turn):
-    assert compare(layer(turn, [E - 1], joined)) == (1, True)
+@pytest.mark.parametrize("iteration", [by_index_add, by_index_put, in_place])
+def test_the_whole_sum_may_be_read_twice(iteration):
+    assert compare(layer(iteration, [E - 1], joined)) == (1, True)

@@ -1,4 +1,4 @@
-"""Experts whose weights or tokens go through another precision in the turn, fp8 above all, and come back."""
+"""Experts whose weights or tokens go through another precision in the iteration, fp8 above all, and come back."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def list_that_is_kept(x, index):
     return out * len(experts)
 
 
-def source_that_a_turn_writes(x, index):
+def source_that_a_iteration_writes(x, index):
     hit = index.unique()
     out = torch.zeros_like(x)
     for e in hit.tolist():
@@ -142,7 +142,7 @@ def sum_of_numbers(x, index):
     return x * total
 
 
-@pytest.mark.parametrize("function", [listed_twice, list_that_is_kept, source_that_a_turn_writes, sum_of_numbers])
+@pytest.mark.parametrize("function", [listed_twice, list_that_is_kept, source_that_a_iteration_writes, sum_of_numbers])
 def test_a_list_of_numbers_stays_a_list(function):
     captured = capture(function)
     for values in ([0, 2, 2], [1, 3, 5], [4, 4, 4]):

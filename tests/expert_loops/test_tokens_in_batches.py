@@ -8,7 +8,7 @@ from beside_eager import compare, regions_of
 from spellings import D, K, N
 from torch.nn.functional import softmax
 
-from moebius.lowering.experts import overlooked
+from moebius.lowering.experts import missed_experts
 
 
 def in_place(out, at, rows):
@@ -53,7 +53,7 @@ def test_right(add, expert):
 @pytest.mark.share(4)
 @pytest.mark.parametrize("expert", EXPERTS)
 @pytest.mark.parametrize("add", ADDING)
-def test_what_earlier_turns_added_is_read(add, expert):
+def test_what_earlier_iterations_added_is_read(add, expert):
     def reads(x, out, at):
         return x[at] + out[at].mean(-1, keepdim=True)
 
@@ -95,5 +95,5 @@ def test_added_otherwise(add, expert):
 
 
 def test_switched_off(monkeypatch):
-    monkeypatch.setattr(overlooked, "added_rows", lambda node: None)
+    monkeypatch.setattr(missed_experts, "added_rows", lambda node: None)
     assert not compare(layer(in_place, *EXPERTS["one projection"]))[1]

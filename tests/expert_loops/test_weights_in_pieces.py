@@ -47,7 +47,7 @@ def test_one_piece_an_expert(up, down):
 
 
 def of_two_rows(moe):
-    """Half as many pieces, the first row of each: the last turns have none."""
+    """Half as many pieces, the first row of each: the last iterations have none."""
     return [piece[0] for piece in torch.cat([moe.whole["down"]] * 2).chunk(E, dim=0)]
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 
 import moebius
-from moebius.lowering.experts import proof, turns
+from moebius.lowering.experts import proof, unrolled_loops
 
 WRITES = ["{0}.mul_(1.25)", "{0}[0] = 0.5", "{0}.add_(0.1)", "{0}.zero_()", "{0}.clamp_(max=1)",
           "{0}.view(-1)[:3].mul_(2)", "{0}.detach().mul_(1.5)"]  # fmt: skip
@@ -125,9 +125,9 @@ def compare(function, modules, frozen, text=""):
 @pytest.mark.parametrize("number", range(12))
 def test_any_line(number):
     rng = random.Random(number)
-    for turn in range(4):
+    for iteration in range(4):
         name = rng.choice([*SPELLINGS, *MODULES])
-        made = written(name, rng, f"{number} {turn}")
+        made = written(name, rng, f"{number} {iteration}")
         if made is not None:
             compare(made[0], name in MODULES, rng.random() < 0.5, made[1])
 
@@ -144,7 +144,7 @@ def behind_a_branch(x, moe):
     return out
 
 
-def gates_in_each_turn(x, moe):
+def gates_in_each_iteration(x, moe):
     weight, index = moe.route(x)
     gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(-1, index, weight)
     out = torch.zeros_like(x)
@@ -179,7 +179,7 @@ def positions_of_one_tensor(x, moe):
 @pytest.mark.share(2)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    "function", [behind_a_branch, gates_in_each_turn, weights_after_the_loop, positions_of_one_tensor]
+    "function", [behind_a_branch, gates_in_each_iteration, weights_after_the_loop, positions_of_one_tensor]
 )
 def test_found_so(function, frozen):
     compare(function, True, frozen)
@@ -200,14 +200,14 @@ def test_memory_that_nobody_wrote_is_told(written):
 
 
 def test_what_branches_read_counts(monkeypatch):
-    original = turns.Builder.check_order
+    original = unrolled_loops.Builder.check_order
 
     def careless(self):
         captured, self.captures = self.captures, {}
         original(self)
         self.captures = captured
 
-    monkeypatch.setattr(turns.Builder, "check_order", careless)
+    monkeypatch.setattr(unrolled_loops.Builder, "check_order", careless)
     with pytest.raises(AssertionError):
         compare(behind_a_branch, True, True)
 

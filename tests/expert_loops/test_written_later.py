@@ -13,7 +13,7 @@ from moebius import explain, reset
 
 E, T, K, D, N = 3, 7, 2, 4, 3
 FORMS = {
-    "turns": """
+    "iterations": """
 out = torch.zeros_like(x)
 for e in range(E):
     token, slot = torch.where(index == e)

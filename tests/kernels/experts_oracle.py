@@ -121,7 +121,7 @@ def oracle(layer: Layer, grad: Tensor | None = None) -> tuple[Tensor, list[Tenso
     exact = layer.to(torch.float64)
     out = loop(exact)
     grad = torch.ones_like(out) if grad is None else grad.double()
-    if not out.requires_grad:  # no expert: the loop has no turn
+    if not out.requires_grad:  # no expert: the loop has no iteration
         return out, [torch.zeros_like(p) for p in exact.leaves()]
     grads = torch.autograd.grad(out, exact.leaves(), grad, allow_unused=True)
     return out, [torch.zeros_like(p) if g is None else g for p, g in zip(exact.leaves(), grads, strict=True)]

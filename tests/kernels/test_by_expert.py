@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebius.kernels import by_expert, experts, products, widening
-from moebius.kernels.apart import Block, experts_apart
 from moebius.kernels.contract import Options
 from moebius.kernels.native import panel_work
+from moebius.kernels.separate_weights import Block, experts_apart
 
 # as test_forms.py; sums by thread round once more
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}

@@ -8,7 +8,7 @@ import torch
 from experts_oracle import Layer, activations, loop, make_layer, run
 from torch import Tensor
 
-from moebius.kernels import apart, experts, twice
+from moebius.kernels import experts, separate_weights, twice
 
 GATES = ["concat", "interleaved", "none"]
 
@@ -77,11 +77,11 @@ def separate(layer: Layer, hit: Tensor | None) -> tuple[Tensor, Tensor, list[Ten
     for weight, turned in ((layer.gate_up[:, :4], True), (layer.gate_up[:, 4:], False), (layer.down, True)):
         parts = tuple((w.mT if turned else w).detach().clone().requires_grad_() for w in weight)
         leaves.append(parts)
-        blocks.append(apart.Block(turned, parts))
+        blocks.append(separate_weights.Block(turned, parts))
     whole = [torch.stack([p.mT if turned else p for p in parts]) for parts, turned in zip(
         leaves, (True, False, True), strict=True)]
     every = [layer.x, layer.weight, *(p for parts in leaves for p in parts)]
-    result = apart.experts_apart(layer.x, blocks[:2], blocks[2:], layer.index, layer.weight, "silu", hit=hit)
+    result = separate_weights.experts_apart(layer.x, blocks[:2], blocks[2:], layer.index, layer.weight, "silu", hit=hit)
     expected = loop(Layer(layer.x, torch.cat(whole[:2], 1), whole[2], layer.index, layer.weight))
     return result, expected, every
 

@@ -14,10 +14,10 @@ from experts_oracle import Layer, make_layer, oracle, relative_error, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebius.kernels import panels, products, widening
-from moebius.kernels.apart import Block, experts_apart
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Panel, Segment
 from moebius.kernels.projection import project
+from moebius.kernels.separate_weights import Block, experts_apart
 from moebius.kernels.widening import NEVER
 
 HALVES = [torch.bfloat16, torch.float16]

@@ -17,7 +17,7 @@ from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from moebius.lowering import CapturedGraph, LoweringOptions, expert_loop, lower, skip_turn
+from moebius.lowering import CapturedGraph, LoweringOptions, expert_loop, lower, skip_iteration
 
 TRACERS = []
 
@@ -53,13 +53,13 @@ def trace(function, names, file):
     return tracer.graph, tracer.bodies
 
 
-def loop(turn, source, carried=(), captures=()):
-    """``for row in source: carried = turn(row, *carried, *captures)``."""
+def loop(iteration, source, carried=(), captures=()):
+    """``for row in source: carried = iteration(row, *carried, *captures)``."""
     if not TRACERS:
-        return expert_loop(turn, source, carried, captures)
+        return expert_loop(iteration, source, carried, captures)
     tracer = TRACERS[-1]
     names = ["row", *(f"carried_{i}" for i in range(len(carried))), *(f"capture_{i}" for i in range(len(captures)))]
-    graph, _ = trace(turn, names, tracer.file)
+    graph, _ = trace(iteration, names, tracer.file)
     name = f"body_{len(tracer.bodies)}"
     tracer.bodies[name] = fx.GraphModule(torch.nn.Module(), graph)
     body = tracer.create_proxy("get_attr", name, (), {})
@@ -70,9 +70,9 @@ def loop(turn, source, carried=(), captures=()):
 def skip(condition):
     """``if condition: continue``."""
     if isinstance(condition, fx.Proxy):
-        condition.tracer.create_proxy("call_function", skip_turn, (condition,), {})
+        condition.tracer.create_proxy("call_function", skip_iteration, (condition,), {})
     else:
-        skip_turn(condition)
+        skip_iteration(condition)
 
 
 def call(function, *args):
@@ -153,7 +153,7 @@ def fill_values(graph, bodies, inputs):
             fill_values(body_module.graph, {}, [row, *carried, *captures])
             body_module.recompile()
             values[node] = carried
-        elif node.target is skip_turn:
+        elif node.target is skip_iteration:
             values[node] = None
         elif node.target is torch._C._set_grad_enabled:
             values[node] = None

@@ -104,7 +104,7 @@ def build(spec: Spec):
             return gate * up
         return activation(gate) * up
 
-    def turn(row, *values):
+    def iteration(row, *values):
         state, values = (values[:1], values[1:]) if carried else ((), values)
         count = ()
         if defect == "a counter":
@@ -199,7 +199,7 @@ def build(spec: Spec):
             mask.mul_(0)
         captures = (out, other, mask, index, x, weights, scores, gate_up, down, bias_up, bias_down)
         state = ((out,) if carried else ()) + ((x.new_zeros(()),) if defect == "a counter" else ())
-        results = loop(turn, source, state, captures)
+        results = loop(iteration, source, state, captures)
         out = results[0] if carried else out
         return (out * 1.0, *results[-1:]) if defect == "a counter" else out * 1.0
 

@@ -11,7 +11,7 @@ from moebius.lowering import LoweringError, LoweringOptions, UnknownBackendError
 E = 4
 
 
-def turn(e, out, x, index, weights, gate_up, down):
+def iteration(e, out, x, index, weights, gate_up, down):
     token, slot = torch.where(index == e)
     gate, up = functional.linear(x[token], gate_up[e]).chunk(2, dim=-1)
     out.index_add_(0, token, functional.linear(functional.silu(gate) * up, down[e]) * weights[token, slot, None])
@@ -21,11 +21,11 @@ def turn(e, out, x, index, weights, gate_up, down):
 def layer(x, logits, gate_up, down):
     weights, index = torch.topk(torch.softmax(logits, -1), 2)
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, index, weights, gate_up, down))
+    loop(iteration, E, (), (out, x, index, weights, gate_up, down))
     return torch.tanh(out) + x
 
 
-def atan_turn(e, out, x, index, weights, gate_up, down):
+def atan_iteration(e, out, x, index, weights, gate_up, down):
     token, slot = torch.where(index == e)
     gate, up = functional.linear(x[token], gate_up[e]).chunk(2, dim=-1)
     out.index_add_(0, token, functional.linear(torch.atan(gate) * up, down[e]) * weights[token, slot, None])
@@ -37,7 +37,7 @@ def with_a_refused_loop(x, logits, gate_up, down):
     x = layer(x * 0.5, logits, gate_up, down)
     weights, index = torch.topk(torch.softmax(logits, -1), 2)
     out = torch.zeros_like(x)
-    loop(atan_turn, E, (), (out, x, index, weights, gate_up, down))
+    loop(atan_iteration, E, (), (out, x, index, weights, gate_up, down))
     return torch.tanh(out) + x, x.sum()
 
 

@@ -174,7 +174,7 @@ def test_what_others_use_stays(used):
     assert len(find_chains(gm.graph)) == (not used)
 
 
-@pytest.mark.parametrize("numbers", [0, 8])  # with eight, a turn is a function of the code, with a chain in it
+@pytest.mark.parametrize("numbers", [0, 8])  # with eight, an iteration is a function of the code, with a chain in it
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_failure_is_at_its_operator(numbers, bad):
     """Operands of another kind than they were captured with: torch's error, at the node that raised it."""

@@ -32,7 +32,7 @@ UNSAID = {
 
 
 def layer(gate_function, interleaved):
-    def turn(e, out, x, index, weights, gate_up, down):
+    def iteration(e, out, x, index, weights, gate_up, down):
         token, slot = torch.where(index == e)
         h = functional.linear(x[token], gate_up[e])
         first, second = (h[..., ::2], h[..., 1::2]) if interleaved else (h[..., :5], h[..., 5:])
@@ -43,7 +43,7 @@ def layer(gate_function, interleaved):
     def run(x, logits, gate_up, down):
         weights, index = torch.topk(torch.softmax(logits, -1), 2)
         out = torch.zeros_like(x)
-        loop(turn, E, (), (out, x, index, weights, gate_up, down))
+        loop(iteration, E, (), (out, x, index, weights, gate_up, down))
         return out
 
     return run

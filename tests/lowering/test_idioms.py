@@ -18,7 +18,7 @@ def expert(rows, e, gate_up, down):
     return functional.linear(functional.silu(gate) * up, down[e])
 
 
-def turn(e, out, x, index, weights, gate_up, down):
+def iteration(e, out, x, index, weights, gate_up, down):
     token, slot = torch.where(index == e)
     y = expert(x[token], e, gate_up, down).to(out.dtype) * weights[token, slot, None].to(out.dtype)
     out.index_add_(0, token, y)
@@ -28,7 +28,7 @@ def turn(e, out, x, index, weights, gate_up, down):
 def layer(x, logits, gate_up, down, out=None):
     weights, index = torch.topk(torch.softmax(logits.double(), -1), 2)
     out = torch.zeros_like(x) if out is None else out
-    loop(turn, E, (), (out, x, index, weights.to(x.dtype), gate_up, down))
+    loop(iteration, E, (), (out, x, index, weights.to(x.dtype), gate_up, down))
     return out
 
 
@@ -49,13 +49,13 @@ def test_top_1_without_a_slot_axis():
         index = torch.argmax(scores, -1)
         chosen = scores.max(-1)[0]
 
-        def turn(e, out, x, index, chosen, gate_up, down):
+        def iteration(e, out, x, index, chosen, gate_up, down):
             (token,) = torch.where(index == e)
             out.index_add_(0, token, expert(x[token], e, gate_up, down) * chosen[token][:, None])
             return ()
 
         out = torch.zeros_like(x)
-        loop(turn, E, (), (out, x, index, chosen, gate_up, down))
+        loop(iteration, E, (), (out, x, index, chosen, gate_up, down))
         return out * 1.0
 
     (region,) = check(top_1, make_inputs()).regions
@@ -66,14 +66,14 @@ def test_top_1_with_a_boolean_mask():
     def masked(x, logits, gate_up, down):
         index = torch.argmax(logits, -1)
 
-        def turn(e, out, x, index, gate_up, down):
+        def iteration(e, out, x, index, gate_up, down):
             mask = index == e
             (token,) = mask.nonzero(as_tuple=True)
             out.index_add_(0, token, expert(x[mask], e, gate_up, down))
             return ()
 
         out = torch.zeros_like(x)
-        loop(turn, E, (), (out, x, index, gate_up, down))
+        loop(iteration, E, (), (out, x, index, gate_up, down))
         return out * 1.0
 
     check(masked, make_inputs())
@@ -135,7 +135,7 @@ def test_a_sum_from_outside_is_refused():
 
 def test_values_computed_in_the_loop_from_outside_ones_are_moved_out():
     def function(x, logits, gate_up, down):
-        def turn(e, out, x, index, weights, gate_up, down):
+        def iteration(e, out, x, index, weights, gate_up, down):
             token, slot = torch.where(index == e)
             with no_grad():
                 mask = index == e  # noqa: F841
@@ -149,7 +149,7 @@ def test_values_computed_in_the_loop_from_outside_ones_are_moved_out():
         weights, index = torch.topk(logits, 2)
         with no_grad():
             out = torch.zeros_like(x)
-        loop(turn, E, (), (out, x, index, weights, gate_up, down))
+        loop(iteration, E, (), (out, x, index, weights, gate_up, down))
         return out * 1.0
 
     check(function, make_inputs())
@@ -157,7 +157,7 @@ def test_values_computed_in_the_loop_from_outside_ones_are_moved_out():
 
 def test_bfloat16_with_float32_routing_weights():
     def function(x, logits, gate_up, down):
-        def turn(e, out, x, index, weights, gate_up, down):
+        def iteration(e, out, x, index, weights, gate_up, down):
             token, slot = torch.where(index == e)
             y = expert(x[token], e, gate_up, down) * weights[token, slot, None]
             out.index_add_(0, token, y.to(out.dtype))
@@ -165,7 +165,7 @@ def test_bfloat16_with_float32_routing_weights():
 
         weights, index = torch.topk(torch.softmax(logits.float(), -1), 2)
         out = torch.zeros_like(x)
-        loop(turn, E, (), (out, x, index, weights, gate_up, down))
+        loop(iteration, E, (), (out, x, index, weights, gate_up, down))
         return out * 1.0
 
     check(function, make_inputs(dtype=torch.bfloat16), tolerance=0.05)

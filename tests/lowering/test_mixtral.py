@@ -10,7 +10,7 @@ from moebius.kernels import experts
 E = 4
 
 
-def turn(expert_idx, final, mask, hidden, gate_up_proj, down_proj, weights):
+def iteration(expert_idx, final, mask, hidden, gate_up_proj, down_proj, weights):
     expert_idx = expert_idx[0]
     skip(expert_idx == E)
     top_k_pos, token_idx = torch.where(mask[expert_idx])
@@ -31,7 +31,7 @@ def mixtral(x, logits, gate_up, down):
         mask = nn.functional.one_hot(index, num_classes=E + 1)
         mask = mask.permute(2, 1, 0)
         hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
-    loop(turn, hit, (), (final, mask, x, gate_up, down, weights))
+    loop(iteration, hit, (), (final, mask, x, gate_up, down, weights))
     return final * 1.0
 
 
@@ -58,7 +58,7 @@ def test_where_and_saved_bytes():
     (region,) = made.regions
     assert region.file == __file__
     with open(__file__) as file:
-        assert "loop(turn, hit" in file.read().splitlines()[region.line - 1]
+        assert "loop(iteration, hit" in file.read().splitlines()[region.line - 1]
     tokens, width, narrow, top_k, double = 13, 6, 5, 2, 8
     bound = tokens * width + 2 * tokens * top_k * narrow
     assert bound * double <= region.saved_bytes <= (bound + 2 * tokens * top_k + E + 1) * double

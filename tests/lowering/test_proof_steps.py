@@ -36,13 +36,14 @@ def route(logits):
     return weights, index
 
 
-def layer(turn, source=E, before=None):
-    """A layer whose turn is ``turn(e, out, x, index, weights, gate_up, down)``. before: changes the captures."""
+def layer(iteration, source=E, before=None):
+    """A layer whose iteration is ``iteration(e, out, x, index, weights, gate_up, down)``. before: changes the
+    captures."""
 
     def function(x, logits, gate_up, down):
         weights, index = route(logits)
         captures = [torch.zeros_like(x), x, index, weights, gate_up, down]
-        loop(turn, source, (), before(*captures) if before else captures)
+        loop(iteration, source, (), before(*captures) if before else captures)
         return captures[0] * 1.0
 
     return function
@@ -67,13 +68,13 @@ def with_an_unknown_function(e, out, x, index, weights, gate_up, down):
 def counting_usage(x, logits, gate_up, down):
     usage = x.new_zeros(3)
 
-    def turn(e, usage, *captures):
+    def iteration(e, usage, *captures):
         usage.add_(1.0)
         return plain(e, *captures)
 
     weights, index = route(logits)
     out = torch.zeros_like(x)
-    loop(turn, E, (), (usage, out, x, index, weights, gate_up, down))
+    loop(iteration, E, (), (usage, out, x, index, weights, gate_up, down))
     return out * 1.0, usage * 1.0
 
 
@@ -101,7 +102,7 @@ def rows_by_slot(e, out, x, index, weights, gate_up, down):
 
 
 def other_positions(x, logits, gate_up, down):
-    def turn(e, out, x, index, other, weights, gate_up, down):
+    def iteration(e, out, x, index, other, weights, gate_up, down):
         token, slot = torch.where(index == e)
         elsewhere, _ = torch.where(other == e)
         out.index_add_(0, elsewhere, expert(x[token], e, gate_up, down) * weights[token, slot, None])
@@ -109,7 +110,7 @@ def other_positions(x, logits, gate_up, down):
 
     weights, index = route(logits)
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, index, index.flip(0), weights, gate_up, down))
+    loop(iteration, E, (), (out, x, index, index.flip(0), weights, gate_up, down))
     return out * 1.0
 
 
@@ -120,7 +121,7 @@ def weights_turned(e, out, x, index, weights, gate_up, down):
 
 
 def two_inputs(x, logits, gate_up, down):
-    def turn(e, out, x, y, index, weights, gate_up, down):
+    def iteration(e, out, x, y, index, weights, gate_up, down):
         token, slot = torch.where(index == e)
         gate, _ = functional.linear(x[token], gate_up[e]).chunk(2, dim=-1)
         _, up = functional.linear(y[token], gate_up[e]).chunk(2, dim=-1)
@@ -129,7 +130,7 @@ def two_inputs(x, logits, gate_up, down):
 
     weights, index = route(logits)
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, torch.flip(x, (0,)), index, weights, gate_up, down))
+    loop(iteration, E, (), (out, x, torch.flip(x, (0,)), index, weights, gate_up, down))
     return out * 1.0
 
 
@@ -168,7 +169,7 @@ def cut_off_gate(e, out, x, index, weights, gate_up, down):
 
 
 def mask_changed(x, logits, gate_up, down):
-    def turn(e, out, x, mask, weights, gate_up, down):
+    def iteration(e, out, x, mask, weights, gate_up, down):
         slot, token = torch.where(mask[e])
         out.index_add_(0, token, expert(x[token], e, gate_up, down) * weights[token, slot, None])
         return ()
@@ -177,7 +178,7 @@ def mask_changed(x, logits, gate_up, down):
     mask = functional.one_hot(index, num_classes=E).permute(2, 1, 0)
     mask.mul_(mask.flip(2))
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, mask, weights, gate_up, down))
+    loop(iteration, E, (), (out, x, mask, weights, gate_up, down))
     return out * 1.0
 
 
@@ -190,7 +191,7 @@ def tokens_changed(x, logits, gate_up, down):
 
 
 def a_token_twice(x, logits, gate_up, down):
-    def turn(e, out, x, index, weights, gate_up, down):
+    def iteration(e, out, x, index, weights, gate_up, down):
         token, slot = torch.where(index == e)
         rows = expert(x[token], e, gate_up, down) * weights[token, slot, None]
         call(operator.setitem, out, token, out[token] + rows)
@@ -199,12 +200,12 @@ def a_token_twice(x, logits, gate_up, down):
     weights, index = route(logits)
     index = torch.argmax(logits, -1)[:, None].expand(-1, 2).contiguous()  # both slots go to one expert
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, index, weights, gate_up, down))
+    loop(iteration, E, (), (out, x, index, weights, gate_up, down))
     return out * 1.0
 
 
 def hits_of_one_token(x, logits, gate_up, down):
-    def turn(row, out, x, mask, weights, gate_up, down):
+    def iteration(row, out, x, mask, weights, gate_up, down):
         slot, token = torch.where(mask[row[0]])
         out.index_add_(0, token, expert(x[token], row[0], gate_up, down) * weights[token, slot, None])
         return ()
@@ -213,7 +214,7 @@ def hits_of_one_token(x, logits, gate_up, down):
     mask = functional.one_hot(index, num_classes=E).permute(2, 1, 0)
     hit = functional.one_hot(index[:1], num_classes=E).permute(2, 1, 0).sum((1, 2)).nonzero()
     out = torch.zeros_like(x)
-    loop(turn, hit, (), (out, x, mask, weights, gate_up, down))
+    loop(iteration, hit, (), (out, x, mask, weights, gate_up, down))
     return out * 1.0
 
 
@@ -259,9 +260,9 @@ def numbers_by_rows_in_another_layout(e, out, x, index, weights, gate_up, down):
 
 
 def with_an_unhit_shared_bias(x, logits, gate_up, down):
-    """Where all turns are skipped, what they share has no gradient."""
+    """Where all iterations are skipped, what they share has no gradient."""
 
-    def turn(e, out, x, index, weights, gate_up, down, bias):
+    def iteration(e, out, x, index, weights, gate_up, down, bias):
         token, slot = torch.where(index == e)
         skip(token.numel() == 0)
         rows = functional.layer_norm(x[token], (6,), bias)
@@ -270,7 +271,7 @@ def with_an_unhit_shared_bias(x, logits, gate_up, down):
 
     weights, index = route(logits)
     out = torch.zeros_like(x)
-    loop(turn, E, (), (out, x, index, weights, gate_up, down))
+    loop(iteration, E, (), (out, x, index, weights, gate_up, down))
     return out * 1.0
 
 
@@ -283,7 +284,7 @@ OF_ROWS = {
 
 @pytest.fixture(autouse=True)
 def loops_alone(monkeypatch):
-    """The proof of loops by itself: experts that are replaced within turns that stay need few of its steps."""
+    """The proof of loops by itself: experts that are replaced within iterations that stay need few of its steps."""
     monkeypatch.setattr(rewrite, "takes_blocks", lambda work: False)
 
 
@@ -342,13 +343,13 @@ def test_experts_of_rows(of_rows):
     assert same(function, made.fn, inputs)
 
 
-@pytest.mark.parametrize("turns", [2, E - 1])
-def test_the_first_experts_alone(turns):
+@pytest.mark.parametrize("iterations", [2, E - 1])
+def test_the_first_experts_alone(iterations):
     """Rows of the others go nowhere, and their weights get zeros for gradients."""
-    function, inputs = layer(plain, source=turns), make_inputs()
+    function, inputs = layer(plain, source=iterations), make_inputs()
     made = lowered(function, inputs)
     (region,) = made.regions
-    assert region.lowered and region.num_experts == turns, region.refusal
+    assert region.lowered and region.num_experts == iterations, region.refusal
     assert same(function, made.fn, inputs)
 
 
@@ -367,11 +368,11 @@ def test_known_operators(monkeypatch):
 
 
 def test_an_unknown_function_may_write(monkeypatch):
-    def turn(e, out, x, *others):
+    def iteration(e, out, x, *others):
         call(note, x)
         return plain(e, out, x, *others)
 
-    (region,) = lowered(layer(turn), make_inputs()).regions
+    (region,) = lowered(layer(iteration), make_inputs()).regions
     assert "note may change a tensor in place" in region.refusal
 
 
@@ -396,22 +397,22 @@ def scaled_by_integers(e, out, x, index, weights, gate_up, down):
 
 
 @pytest.mark.parametrize(
-    "turn,step",
+    "iteration,step",
     [
         (switched_off_for_good, "gradients"),
         (added_without_gradients, "gradients"),
         (scaled_by_integers, "routing weights"),
     ],
 )
-def test_more_refusals(turn, step):
-    (region,) = lowered(layer(turn), make_inputs()).regions
+def test_more_refusals(iteration, step):
+    (region,) = lowered(layer(iteration), make_inputs()).regions
     assert region.refusal.startswith(f"{step}: "), region.refusal
 
 
 def given_routing(classes, skipped):
     """A layer that takes its routing index as an input. classes: of one_hot; skipped: the expert to skip, or None."""
 
-    def turn(row, out, x, mask, weights, gate_up, down):
+    def iteration(row, out, x, mask, weights, gate_up, down):
         e = row[0]
         if skipped is not None:
             skip(e == skipped)
@@ -423,7 +424,7 @@ def given_routing(classes, skipped):
         mask = functional.one_hot(index, num_classes=classes).permute(2, 1, 0)
         hit = mask.sum((1, 2)).nonzero()
         out = torch.zeros_like(x)
-        loop(turn, hit, (), (out, x, mask, weights, gate_up, down))
+        loop(iteration, hit, (), (out, x, mask, weights, gate_up, down))
         return out * 1.0
 
     return function

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import moebius
-from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.region_calls import RegionCall, find_regions
 from moebius.lowering.repeats import written_once
 
@@ -27,7 +27,7 @@ def branch(value: float, operator: str = "mul") -> torch.fx.GraphModule:
     """``if not left_out: x.operator_(value)``, as capture writes it."""
     graph = torch.fx.Graph()
     _, left_out, x = (graph.placeholder(name) for name in ("row", "left_out", "x"))
-    graph.call_function(skip_turn, (left_out,))
+    graph.call_function(skip_iteration, (left_out,))
     graph.call_method(f"{operator}_", (x, value))
     graph.output(())
     return torch.fx.GraphModule(nn.Module(), graph)

@@ -18,7 +18,7 @@ import torch
 def experts(x, w):
     out = torch.zeros_like(x)
     for e in range(4):
-        out = out + x @ w  # one turn
+        out = out + x @ w  # one iteration
     return out
 
 

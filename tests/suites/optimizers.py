@@ -75,8 +75,8 @@ def trained(cls: Any, steps: int, captured: bool) -> once.Record:
     run, record, raised = capture(step, backend="eager") if captured else step, [], ""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        for turn in range(steps):
-            generator = torch.Generator().manual_seed(turn)
+        for iteration in range(steps):
+            generator = torch.Generator().manual_seed(iteration)
             x, y = torch.randn(5, 6, generator=generator), torch.randn(5, 4, generator=generator)
             try:
                 outcome: Any = run(x, y)
@@ -124,8 +124,8 @@ def main() -> int:
             kind = "raise the same" if plain["error"] else "equal"
             told = f"{kind} ({plain['error'][:80]})" if plain["error"] else f"equal; {ours['state']}"
         else:
-            kind, turn = "differ", next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-            told = f"DIFFERS from step {turn} on; {ours['state']} {ours['error']} {ours['internal']}"
+            kind, iteration = "differ", next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+            told = f"DIFFERS from step {iteration} on; {ours['state']} {ours['error']} {ours['internal']}"
         counts[kind] += 1
         print(f"{name}: {told}", flush=True)
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))

@@ -44,9 +44,9 @@ class Worker:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["on", "off", "up"])), max_size=20))
 @example([(0, "on"), (1, "on"), (0, "off"), (1, "off"), (0, "up"), (0, "up"), (1, "up"), (1, "up")])
-def test_any_order(turns):
+def test_any_order(iterations):
     workers = [Worker() for _ in range(3)]
-    for number, order in turns:
+    for number, order in iterations:
         if order != "up" or len(workers[number].hooked) > 1:
             workers[number].tell(order)
             assert evaluator() == ("moebius" if any(worker.hooked[-1] for worker in workers) else "default")

@@ -274,7 +274,7 @@ def test_threads_with_both_hooks():
     assert wrong == []
 
 
-class Turn:
+class Iteration:
     """A compiled call in a thread of its own, which waits in its middle until it is told to leave."""
 
     def __init__(self):
@@ -311,8 +311,8 @@ def test_a_hook_that_threads_leave_behind_is_taken_away(settled):
         set_settler(lambda switch: None)
 
     def outer():
-        turn = Turn()
-        assert call_unhooked(call_hooked, turn.end) is None
+        iteration = Iteration()
+        assert call_unhooked(call_hooked, iteration.end) is None
         return is_hooked()
 
     assert call_hooked(outer)
@@ -326,7 +326,7 @@ def test_a_hook_that_threads_leave_behind_is_taken_away(settled):
 
 def test_a_thread_that_still_compiles_keeps_its_hook():
     def outer():
-        first, second = Turn(), Turn()
+        first, second = Iteration(), Iteration()
         call_unhooked(call_hooked, first.end)
         return second
 
@@ -341,12 +341,12 @@ def test_a_thread_that_still_compiles_keeps_its_hook():
 
 
 def test_what_the_interpreters_hook_leaves_is_taken_away_by_the_next_cold_call():
-    def turns():
-        turn = Turn()
-        turn.end()
-        return len(turn.seen)
+    def iterations():
+        iteration = Iteration()
+        iteration.end()
+        return len(iteration.seen)
 
-    assert interpret(turns)() == 2
+    assert interpret(iterations)() == 2
     python_call()
     assert python_call() == "other"
     assert capture(lambda x: x + 1)(torch.ones(1)).item() == 2.0

@@ -50,7 +50,7 @@ class Context:
 
 
 GENERATOR = """\
-    def turns(n):
+    def iterations(n):
         for i in range(3):
             try:
                 yield i * bad(n + i)
@@ -92,7 +92,7 @@ class Breaks:
         if kind < 93:
             return f"(lambda q: q + {self.choices.below(4)})({inner})"
         if kind < 98 and self.helpers:
-            return f"helper({inner})" if kind < 96 else f"sum(turns({inner}))"
+            return f"helper({inner})" if kind < 96 else f"sum(iterations({inner}))"
         return f"[{inner} for z in (0, 1)][0]"
 
     def simple(self, kind: int, looping: bool) -> str:
@@ -135,8 +135,8 @@ class Breaks:
             head = f"{margin}with Context(log, {pick(self.choices, (False, True))}) as {self.name()}:"
             return [head, *self.block(depth + 1, looping)]
         self.counters += 1
-        turn = f"w{self.counters}"
-        head = [f"{margin}{turn} = 0", f"{margin}while {turn} < 3:", f"{margin}    {turn} += 1"]
+        iteration = f"w{self.counters}"
+        head = [f"{margin}{iteration} = 0", f"{margin}while {iteration} < 3:", f"{margin}    {iteration} += 1"]
         return [*head, *self.block(depth + 1, True)]
 
     def handled(self, depth: int, looping: bool) -> list[str]:

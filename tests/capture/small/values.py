@@ -1,6 +1,6 @@
 """Functions over small tensors whose way the data decides: branches in branches, in loops over experts, over rows and
-while a value says so, with `continue`, `break` and `return`; tensors, numbers and lists that some turns set, writes in
-place, handlers, gradients, and questions about what such branches leave.
+while a value says so, with `continue`, `break` and `return`; tensors, numbers and lists that some iterations set,
+writes in place, handlers, gradients, and questions about what such branches leave.
 
 Matrices are `a b m`, vectors `u v`, scalars `s t`, numbers `n k`, lists `parts log`. A name may be unset where it
 is read.
@@ -127,10 +127,10 @@ class Values:
     """Writes one program."""
 
     def __init__(self, choices: Choices):
-        self.choices, self.turns, self.tame = choices, 0, choices.below(3) > 0
+        self.choices, self.iterations, self.tame = choices, 0, choices.below(3) > 0
         self.statements = self.left = STATEMENTS // 2 if self.tame else STATEMENTS
         self.helps = False  # whether there is a helper
-        self.experts: list[str] = []  # names of the turn's expert in the loops around
+        self.experts: list[str] = []  # names of the iteration's expert in the loops around
 
     def percent(self) -> int:
         return self.choices.below(100)
@@ -217,8 +217,8 @@ class Values:
 
     def loop(self, depth: int) -> list[str]:
         margin, kind = "    " * depth, self.percent()
-        self.turns += 1
-        name, inside = ("e" if not self.experts else f"e{self.turns}"), f"{margin}    "
+        self.iterations += 1
+        name, inside = ("e" if not self.experts else f"e{self.iterations}"), f"{margin}    "
         if kind < 35:
             head = [f"{margin}for {name} in range(4):"]
             if self.percent() < 70:
@@ -243,7 +243,7 @@ class Values:
             if not number:
                 return head + self.block(depth + 1, True)
         else:
-            name = f"w{self.turns}"
+            name = f"w{self.iterations}"
             head = [f"{margin}{name} = 0", f"{margin}while {self.condition()}:", f"{inside}{name} += 1"]
             head += [f"{inside}if {name} > 3:", f"{inside}    break"]
         self.experts.append(name)

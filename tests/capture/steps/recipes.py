@@ -217,7 +217,7 @@ PARTS_OF_STEP: Table = {
         ),
         (
             1,
-            "for turn in range(2):\n    with no_sync() if turn == 0 else contextlib.nullcontext():\n"
+            "for iteration in range(2):\n    with no_sync() if iteration == 0 else contextlib.nullcontext():\n"
             "        (net.lin(x).pow(2).mean() / 2).backward()",
         ),
         (

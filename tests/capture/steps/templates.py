@@ -268,8 +268,8 @@ STATEMENTS: Table = {
     "control": (
         (4, "if <c>:\n<body>"),
         (2, "if <c>:\n<body>\nelse:\n<body>"),
-        (2, "for turn in range(<n>):\n<body>"),
-        (1, "for turn, layer in enumerate(net.layers):\n    <newH> = layer(<h>)\n<body>"),
+        (2, "for iteration in range(<n>):\n<body>"),
+        (1, "for iteration, layer in enumerate(net.layers):\n    <newH> = layer(<h>)\n<body>"),
         (1, "for q in net.parameters():\n    <newS> = <S> + <f> * q.pow(2).sum()"),
         (1, "for e in <i>.unique().tolist():\n    <newH> = <H> + (<i> == e)[:, None] * <f>"),
         (1, "for row in <H>[:2].unbind(0):\n    <newS> = <S> + row.sum()"),

@@ -10,7 +10,7 @@ import pytest
 from fuzz.choices import SeededChoices
 from seeds import seed_of_the_code
 
-from moebius.codegen.replay import Replay
+from moebius.codegen.effect_replay import EffectReplay
 from moebius.guards import program
 from moebius.trace.failures import FailureHandler
 from steps.compare import compared
@@ -65,8 +65,9 @@ def without_guards(*kinds: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def lists_forgotten(patch: pytest.MonkeyPatch) -> None:
-    real = Replay.replay
-    patch.setattr(Replay, "replay", lambda self, record, name: type(record.obj) is list or real(self, record, name))
+    real = EffectReplay.replay
+    replay = lambda self, record, name: type(record.obj) is list or real(self, record, name)  # noqa: E731
+    patch.setattr(EffectReplay, "replay", replay)
 
 
 def nothing_before_a_failure(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ import moebius
 
 from .compare import Outcome, TooLong, compiled, native_outcome, outcome
 
-ROOM = 4000  # frames: some loops with graph breaks in them go on in a frame of their own each turn (docs/fuzzing.md)
+# frames: some loops with graph breaks in them go on in a frame of their own each iteration (docs/fuzzing.md)
+ROOM = 4000
 CAPTURED_SECONDS = 120.0  # of CPU time: tracing and compiling included
 NAMES = {"tensor": torch.tensor}
 ENTRY = r"'<*[\w ]+>?'|'?<*[\w ]+>?[: ](?:\d+|None)(?: \d+ \d+>')?(?: columns (?:\([^)]*\)|None))?"

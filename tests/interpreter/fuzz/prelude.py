@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 ALWAYS = """
-fuel = [120]  # turns of loops and calls
+fuel = [120]  # iterations of loops and calls
 serials = [0]
 def spent():
     fuel[0] -= 1

@@ -18,7 +18,7 @@ from moebius import capture
 from moebius.errors import MeshError
 from moebius.kernels import experts_op
 from moebius.lowering.distribution import RanksDisagreeError, Sharded
-from moebius.lowering.distribution.meeting import GROUPS
+from moebius.lowering.distribution.rendezvous import GROUPS
 
 D, T = 8, 5
 

@@ -1,0 +1,166 @@
+"""What a mesh asks of a captured function: experts move to their ranks, and gradients are averaged over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..bytecode.hidden_frames import hidden
+from ..errors import MeshError
+from ..options import Options
+from ..trace.segment import Segment
+from ..trace.trace import Trace
+
+CONTAINERS = (list, tuple, dict)
+met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of what ranks train
+
+
+@dataclass
+class Placement:
+    """Expert parameters that a plan moves onto the ranks before the graph first runs (``lowering.distribution``)."""
+
+    parameters: list[torch.nn.Parameter]
+    plan: Any
+
+    @classmethod
+    def wanted(cls, segment: Segment, options: Options) -> Placement | None:
+        """What is still to be moved for this segment, or None. Experts that stay a loop are said."""
+        if options.mesh is None or segment.lowered is None:
+            return None
+        from moebius.lowering.distribution import parameters_to_place, resolve_plan
+
+        loops = [region for region in segment.lowered.regions if not region.lowered]
+        if loops and resolve_plan(options.plan, options.mesh).ranks > 1:
+            for loop in loops:
+                where = f"{os.path.basename(loop.file)}:{loop.line}"
+                warnings.warn(
+                    f"moebius: each rank runs all experts of the loop at {where}, and no token travels, as it stays a "
+                    f"loop: {loop.refusal}", stacklevel=5,
+                )
+        parameters = parameters_to_place(segment.lowered.gm)
+        return cls(parameters, segment.lowered.gm.meta["plan"]) if parameters else None
+
+    def place(self, options: Options) -> None:
+        """Collective. If it cannot be done nothing was moved; the whole parameters give the right result too."""
+        from moebius.lowering.distribution import PlacementError, place_parameters, place_state
+
+        try:
+            place_parameters(self.parameters, [], options.mesh, self.plan)
+        except PlacementError as error:
+            warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+        for optimizer in list(met):  # before it is captured again: then a graph has its state
+            place_state(optimizer)
+
+
+def average_what_it_reaches(function: types.FunctionType, options: Options, args: tuple, kwargs: dict) -> None:
+    """Before the function runs, captured or natively: gradients of what it is seen to train are averaged."""
+    from moebius.lowering.distribution import look_at_optimizers
+
+    look_at_optimizers()
+    code = function.__code__
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    names = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    average(options, function, around([*args, *kwargs.values(), *cells, *names]), True)
+
+
+def average_what_it_met(attempt: Trace, function: types.FunctionType, options: Options, root: bool) -> None:
+    """The same for all that a trace has met."""
+    records = [record.obj for record in attempt.objects.records.values()]
+    inputs = [proxy.real for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
+    average(options, function, [*records, *inputs], root)
+
+
+@dataclass
+class MeshCalls:
+    """The calls of a captured function, and of what goes on after its breaks. number: of the call that runs."""
+
+    name: str
+    number: int = 0
+
+
+def in_a_call(
+    run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any]
+) -> Callable[..., Any]:
+    """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
+    from moebius.lowering.distribution import nothing_unseen
+    from moebius.lowering.distribution.rendezvous import calling
+
+    def again() -> str:
+        if not recompiles:
+            return ""
+        last = recompiles[-1]
+        where = f"{os.path.basename(last.file)}:{last.line}"
+        return f", captured again as {last.guard} was {last.old}, is {last.new} ({where})"
+
+    @hidden
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.number += begins
+        with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
+            return run(*args, **kwargs)
+
+    return call
+
+
+def around(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
+    """Modules, optimizers and tensors among values, in containers, and in attributes of objects that are neither."""
+    for value in values:
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer | torch.Tensor):
+            yield value
+        elif isinstance(value, CONTAINERS) and depth:
+            yield from around(list(value.values() if isinstance(value, dict) else value), depth - 1)
+        elif isinstance(value, types.MethodType) and depth:
+            yield from around([value.__self__], depth - 1)
+        elif depth and not isinstance(value, type | types.ModuleType | types.FunctionType):
+            yield from around(list(getattr(value, "__dict__", {}).values()), depth - 1)
+
+
+def average(options: Options, function: types.FunctionType, values: Iterable[Any], root: bool) -> None:
+    """Average the gradients of all that is trained among values. root: nothing of the call has run yet. Collective."""
+    if options.mesh is None:
+        return
+    from moebius.lowering.distribution import (
+        DistributionError,
+        average_gradients,
+        is_averaged,
+        parts_of,
+        place_state,
+        resolve_plan,
+    )
+
+    values = list({id(value): value for value in values}.values())
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+    groups = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    tensors = [*(value for value in values if isinstance(value, torch.Tensor)), *groups]
+    for tensor in tensors if root else groups:
+        if tensor.is_leaf and tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+            raise MeshError(
+                f"a tensor of shape {tuple(tensor.shape)} requires a gradient and is no torch.nn.Parameter: whether it "
+                f"is data of this rank or is trained on all of them cannot be known. With mesh=..., make what is "
+                f"trained a Parameter, and let data begin to require gradients within the captured function"
+            )
+    trained = [*(p for module in modules for p in module.parameters()), *tensors]
+    late = [] if root else [t for t in trained if isinstance(t, torch.nn.Parameter) and not is_averaged(t)]
+    if any(parameter.grad is not None for parameter in late):
+        raise MeshError(
+            "the step trains parameters that were not seen before its first backward(), so their gradients are of this "
+            "rank alone; pass the model, or the optimizer, to the captured function"
+        )
+    try:
+        alike = {name: getattr(options, name) for name in ("backend", "plan", "precision", "save", "deterministic")}
+        program = functools.partial(parts_of, function, alike, modules, optimizers)
+        plan = resolve_plan(options.plan, options.mesh)
+        average_gradients(modules, tensors, options.mesh, plan, optimizers, program)
+    except DistributionError as error:
+        raise MeshError(str(error)) from error
+    met.update(optimizers)
+    for optimizer in optimizers:
+        place_state(optimizer)

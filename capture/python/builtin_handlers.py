@@ -1,0 +1,492 @@
+"""Builtins that are operations of the domain: isinstance, getattr, len, sorted, int, str, and object's methods."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+
+from moebius.interpreter import is_kind
+from moebius.interpreter.domain.core import type_name
+
+from ..heap.records import CONTAINERS, HEAP_TYPE
+from ..hook import ABSENT
+from ..regions.rows import TensorRows
+from ..tensors.arrays import Array, ArrayNumber
+from ..tensors.bounds import Bound
+from ..tensors.counts import INTEGERS
+from ..torch_facts import torch_private, torch_sizes
+from ..values.numbers import PLAIN_NUMBERS, Number, example
+from ..values.numpy_numbers import NUMPY_NUMBERS
+from ..values.opaque_tensor import OpaqueTensor
+from ..values.values import (
+    ATOMS,
+    SYMBOLIC,
+    Break,
+    SymbolicObject,
+    TensorMethod,
+    TensorProxy,
+    UndefinedAfterLoop,
+    is_of_one_number,
+    type_of,
+)
+from . import natives
+from .enums import plain_member
+from .parts import CallParts
+from .specials import is_replaced
+from .substitutes import largest, smallest
+
+TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
+EMPTY = runtime_checkable(type("Empty", (Protocol,), {"__annotations__": {}}))
+NO_MEMBERS = frozenset(vars(EMPTY)) | {"__slots__"}  # of a protocol
+
+
+class BuiltinHandlers(CallParts):
+    """What stands for a builtin while tracing."""
+
+    def kind_of(self, value: Any) -> type:
+        kind = type_of(value)
+        self.attributes.type_guard(value)
+        return kind
+
+    def is_instance(self, value: Any, classes: Any, asks_metaclass: bool = True) -> bool:
+        self.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
+        if is_kind(classes, tuple):
+            return any(self.is_instance(value, c) for c in classes)
+        check = getattr(type(classes), "__instancecheck__", None)
+        kind = type(value)
+        if kind is TensorProxy:
+            if is_kind(classes, types.UnionType):
+                return any(self.is_instance(value, c) for c in classes.__args__)
+            if asks_metaclass and self.has_own_check(classes, check):
+                return self.domain.truth(self.call(check, [classes, value], {}))
+            if is_kind(classes, torch_private.LEGACY_TYPE):  # torch.FloatTensor says no to a fake
+                if value.fake.device.type != "cpu":
+                    where = f"isinstance() of a tensor on {value.fake.device}"
+                    raise Break("legacy tensor type", where, "ask its dtype")
+                return isinstance(torch.empty(0, dtype=value.fake.dtype), classes)
+            return (
+                isinstance(value.real, classes)
+                if is_kind(value.real, torch.Tensor)
+                else issubclass(value.cls, classes)
+            )
+        if issubclass(kind, OpaqueTensor) and not is_kind(classes, types.UnionType):
+            if self.has_own_check(classes, check, trusting=False):  # torch marks tensors as parameters
+                value.refuse("isinstance()")
+        if issubclass(kind, (*SYMBOLIC, Number, SymbolicObject)):
+            if is_kind(classes, types.UnionType):
+                return any(self.is_instance(value, c) for c in classes.__args__)
+            return self.is_subclass_of(type_of(value), classes)
+        if issubclass(kind, TensorMethod | UndefinedAfterLoop):
+            return False
+        answers = kind not in ATOMS and is_kind(classes, type | types.UnionType) and self.answers_for_class(kind)
+        if answers and is_kind(classes, types.UnionType):
+            return any(self.is_instance(value, c) for c in classes.__args__)
+        if not asks_metaclass:
+            return self.is_of_type(value, classes) if answers else type.__instancecheck__(classes, value)
+        if self.has_own_check(classes, check, trusting=not answers) and kind is not classes:
+            return self.domain.truth(self.call(check, [classes, value], {}))
+        if answers and kind is not classes:
+            return self.is_of_type(value, classes)
+        if getattr(classes, "_is_protocol", False) is True and kind.__dictoffset__:
+            return self.has_members(value, classes)
+        return self.is_subclass_of(type(value), classes)
+
+    def has_members(self, value: Any, protocol: type) -> bool:
+        """``isinstance`` of a protocol, which asks for attributes of the object itself (Lib/typing.py)."""
+        answer = is_kind(value, protocol)  # (a TypeError where it may not be asked)
+        bases = [base for base in protocol.__mro__ if vars(base).get("_is_protocol") and base is not Protocol]
+        names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))} - NO_MEMBERS
+        if all([self.attributes.has(value, name) for name in sorted(names)]) is not answer:
+            raise Break("isinstance() of a protocol", protocol.__qualname__, "ask for the attributes themselves")
+        return answer
+
+    def answers_for_class(self, kind: type) -> bool:
+        """Whether Python code says what ``__class__`` of the type's objects is, as that of proxies and mocks does."""
+        descriptor = self.attributes.on_type(kind, "__class__")
+        getter = self.attributes.on_type(kind, "__getattribute__")
+        return is_kind(getter, types.FunctionType) or type(descriptor) is not types.GetSetDescriptorType
+
+    def is_of_type(self, value: Any, cls: type) -> bool:
+        """``isinstance`` of a value whose ``__class__`` is asked of Python code: by ``object_isinstance``
+        (Objects/abstract.c) where its type does not decide, by an abstract class (Modules/_abc.c) always."""
+        abstract = type(cls) is abc.ABCMeta
+        if not abstract and type.__subclasscheck__(cls, type(value)):
+            return True
+        claimed = self.domain.get_attr(value, "__class__")
+        if abstract:
+            return self.is_subclass_of(claimed, cls) or self.is_subclass_of(type(value), cls)
+        return is_kind(claimed, type) and claimed is not type(value) and type.__subclasscheck__(cls, claimed)
+
+    def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
+        """Whether a metaclass of the user's says what is an instance; not ``trusting``: any but an abstract class's."""
+        known = type(cls).__module__ in TRUSTED_METACLASSES if trusting else type(cls) is abc.ABCMeta
+        return is_kind(check, types.FunctionType) and not known
+
+    def is_subclass(self, cls: Any, classes: Any) -> bool:
+        if is_kind(cls, type):
+            self.attributes.on_type(cls, "__class__")  # guards the bases
+        return self.is_subclass_of(cls, classes)
+
+    def is_subclass_of(self, cls: Any, classes: Any) -> bool:
+        if is_kind(classes, tuple):
+            return any(self.is_subclass_of(cls, c) for c in classes)
+        if is_kind(cls, type) and is_kind(classes, type):
+            return self.guards.subclass(cls, classes)
+        return issubclass(cls, classes)
+
+    def length(self, value: Any) -> Any:
+        value = self.objects.seen_through(value)
+        if issubclass(type(value), TensorProxy):
+            if value.fake.dim() == 0:
+                raise TypeError("len() of a 0-d tensor")
+            return value.fake.shape[0]
+        kind = type(value)
+        if issubclass(type(value), SymbolicObject):
+            return value.length()
+        if kind in ATOMS or issubclass(type(value), natives.VIEWS) or kind in (tuple, frozenset):
+            return len(value)
+        method = self.attributes.on_type(kind, "__len__")
+        if is_replaced(method, "__len__"):
+            return checked_length(self.call(self.attributes.bind(method, value, kind), [], {}))
+        if is_kind(method, types.FunctionType):
+            return checked_length(self.call(method, [value], {}))
+        if method is ABSENT:
+            raise TypeError(f"object of type {type_name(kind)!r} has no len()")
+        base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base is None:
+            raise Break("len() in C", kind.__name__, "it runs natively")
+        if (grown := self.objects.growing_length(value)) is not None:
+            return self.domain.binary("+", *grown) if grown[1] else grown[0]
+        if (known := self.objects.length_alone(value)) is not None:
+            return known
+        return base.__len__(self.objects.contents(value))
+
+    def get_attribute(self, obj: Any, name: str, *default: Any) -> Any:
+        name = natives.specialised(name)
+        if not default:
+            return self.attributes.get(obj, name)
+        try:
+            return self.attributes.get(obj, name)
+        except AttributeError:
+            return default[0]
+
+    def set_attribute(self, obj: Any, name: str, value: Any) -> None:
+        self.attributes.set(obj, natives.specialised(name), value)
+
+    def delete_attribute(self, obj: Any, name: str) -> None:
+        self.attributes.delete(obj, natives.specialised(name))
+
+    def has_attribute(self, obj: Any, name: str) -> bool:
+        return self.attributes.has(obj, natives.specialised(name))
+
+    def iterate(self, value: Any, *sentinel: Any) -> Any:
+        if sentinel:
+            return self.objects.made(iter(self.callback(value), *sentinel))
+        return self.domain.get_iter(value)
+
+    def advance(self, iterator: Any, *default: Any) -> Any:
+        is_traced = is_kind(iterator, TensorProxy | SymbolicObject) and not hasattr(type_of(iterator), "__next__")
+        if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
+            raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
+        kind = type(iterator)
+        if not issubclass(kind, SymbolicObject) and self.attributes.on_type(kind, "__next__") is ABSENT:
+            raise TypeError(f"{type_name(kind)!r} object is not an iterator")
+        try:
+            value = self.call(self.attributes.get(iterator, "__next__"), [], {})
+        except StopIteration:
+            if default:
+                return default[0]
+            raise
+        return value
+
+    def is_callable(self, value: Any) -> bool:
+        kind = type(value)
+        if issubclass(kind, SymbolicObject):
+            return any("__call__" in base.__dict__ for base in type_of(value).__mro__)
+        return kind is TensorMethod or (not issubclass(kind, (TensorProxy, *SYMBOLIC)) and callable(value))
+
+    def handled_exception(self) -> Any:
+        """``sys.exception()``: what an except clause of the step's handles, or the caller's own, which must be none."""
+        handled = self.domain.machine.handled()
+        if handled is not None:
+            return handled
+        if sys.exception() is not None:
+            raise Break("sys.exception()", "the step is called while an exception is handled", "it runs natively")
+        self.heap.note("handled exception")
+        self.guards.answers("sys.exception()", "no exception is being handled", (sys.exception, None))
+        return None
+
+    def exception_details(self) -> Any:
+        """``sys.exc_info()`` outside of any except clause: three times None."""
+        if self.handled_exception() is not None:
+            raise Break("sys.exc_info()", "a traceback names frames that a graph does not have", "it runs natively")
+        return None, None, None
+
+    def parse_json(self, text: Any, **options: Any) -> Any:
+        """``json.loads`` of a known text runs natively: it scans the text in C."""
+        if options or type(text) is not str:
+            return self.domain.call_function(cast(types.FunctionType, json.loads), [text], options)
+        return self.made_throughout(json.loads(text))
+
+    def made_throughout(self, value: Any) -> Any:
+        """A new value of plain containers, with all that it holds."""
+        for part in value.values() if type(value) is dict else value if type(value) is list else ():
+            self.made_throughout(part)
+        return self.objects.made(value)
+
+    def variables(self, obj: Any) -> Any:
+        try:
+            return self.attributes.get(obj, "__dict__")
+        except AttributeError as error:
+            self.domain.machine.swallow(error)
+        raise TypeError("vars() argument must have __dict__ attribute")
+
+    def identity(self, value: Any) -> int:
+        record = self.objects.record_of(value)
+        self.heap.read("fact", None, "identity", None)
+        if record is not None and record.source.static:
+            return id(value)
+        raise Break(
+            "id()",
+            f"the identity of a {type_of(value).__name__} differs from call to call",
+            "use the object as a key instead",
+        )
+
+    def hash_of(self, value: Any) -> int:
+        if natives.is_plain(value, self.known) and not issubclass(type(value), str | bytes):
+            return hash(value)
+        if type(value).__hash__ is object.__hash__:
+            self.identity(value)  # a graph break where it is another object in each call
+            return object.__hash__(value)
+        return hash(self.objects.real_key(value))
+
+    def boolean(self, *value: Any) -> Any:
+        if len(value) != 1:
+            return bool(*value)  # Python's own answer or error
+        if is_kind(value[0], torch.SymBool | torch.SymInt):
+            return bool(value[0])
+        return self.domain.truth(value[0])
+
+    def any_of(self, values: Any) -> bool:
+        return any(self.domain.truth(v) for v in self.domain.native_iter(values))
+
+    def all_of(self, values: Any) -> bool:
+        return all(self.domain.truth(v) for v in self.domain.native_iter(values))
+
+    def add_up(self, values: Any, start: Any = 0) -> Any:
+        total = start
+        for value in self.domain.native_iter(values):
+            total = self.domain.binary("+", total, value)
+        return total
+
+    def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+            if not args or (kwargs and (len(args) > 1 or kwargs.keys() != {"default"})):
+                return function(*args, **kwargs)  # says what is wrong with them
+            values, keys = [], []
+            for value in self.domain.native_iter(args[0]) if len(args) == 1 else args:
+                values.append(value)
+                keys.append(value if key is None else self.call(key, [value], {}))
+            if key is None and len(values) == 1 and type(values[0]) is Number:
+                return values[0]
+            if key is None and any(type(v) in (Number, torch.SymFloat) for v in values) and not kwargs:
+                if all(type(v) in (*PLAIN_NUMBERS, *NUMPY_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
+                    return self.numbers.apply(function, *values)
+            compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
+            bounds = self.domain.bounds
+            if compared and len(args) > 1 and (bound := bounds.of(function, values)) is not None:
+                return bound
+            if compared and len(args) > 1 and all(map(is_of_one_number, args)):
+                return self.one_by_one(function, args)
+            if compared:
+                one_by_one = self.domain.calls.substitute(largest if function is max else smallest)
+                return self.domain.call_function(one_by_one, values, {})
+            if not all(natives.is_plain(k, self.known) or is_kind(k, torch.SymInt) for k in keys):
+                raise Break(
+                    f"{function.__name__}() of values that are not plain",
+                    ", ".join(type_of(k).__name__ for k in keys[:4]),
+                    "use torch.maximum/minimum for tensors",
+                )
+            if any(is_kind(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
+                if not all(type(k) in (int, torch.SymInt) for k in keys):  # C gives one of them, with its own type
+                    return self.one_by_one(function, values)
+                return functools.reduce(torch.sym_max if function is max else torch.sym_min, keys)
+            if not values:
+                return function(values, **kwargs)
+            chosen = function(range(len(keys)), key=keys.__getitem__)
+            return values[chosen]
+
+        return run
+
+    def one_by_one(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """``max(1e-3, rms)`` asks a tensor whether it is the greater, and gives the number or the tensor. When the data
+        says otherwise than now, Python calls it once more (``asks_alone``)."""
+        best, sign = values[0], ">" if function is max else "<"
+        for value in values[1:]:
+            if self.domain.truth(self.domain.compare(sign, value, best)):
+                best = value
+        return best
+
+    def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> Any:
+        if type(values) is TensorRows and values.numbers:  # a set that tolist() sorted
+            return values
+        items = self.listed(values)
+        keys = [self.call(key, [v], {}) for v in items] if key is not None else items
+        keys = [natives.specialised(k) for k in keys]
+        if not all(natives.is_plain(k, self.known) for k in keys):
+            raise Break(
+                "sorting values that are not plain", ", ".join(type_of(k).__name__ for k in keys[:4]), "sort plain keys"
+            )
+        order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
+        return self.objects.made([items[i] for i in order])
+
+    def to_int(self, *args: Any, **kwargs: Any) -> Any:
+        if args and (len(args) > 1 or kwargs):  # a text and a base: of a number Python's own error
+            args = (example(args[0]), *map(self.domain.as_index, args[1:]))
+        if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
+            return args[0].value
+        if args and type(args[0]) is Array and len(args) == 1 and not kwargs:
+            return self.to_int(args[0].number())
+        if args and type(args[0]) is Bound and len(args) == 1 and not kwargs:
+            return args[0].number
+        if args and is_kind(args[0], torch.SymInt):
+            return args[0]
+        if args and type(args[0]) is torch.SymFloat:
+            return torch_sizes.truncated(args[0])
+        if args and type(args[0]) is torch.SymBool:
+            return int(self.tensors.symbolic_truth(args[0]))
+        if args and type(args[0]) is Number:
+            return args[0] if args[0].kind is int else self.numbers.apply(int, args[0])
+        if len(args) == 1 and not kwargs and type(args[0]) in NUMPY_NUMBERS:
+            return self.numbers.apply(int, args[0])
+        if args and is_kind(args[0], TensorProxy):
+            if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
+                if (number := self.tensors.item(args[0])) is not None:
+                    return number
+            raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
+        if args and not natives.is_plain(args[0], self.known):
+            return self.by_method(args[0], ("__int__", "__index__"), int)
+        return int(*args, **kwargs)
+
+    def to_whole(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and not kwargs and type(args[0]) is torch.SymFloat:
+                return function(torch_sizes.rounded(args[0]))
+            return self.native(function, list(args), kwargs)
+
+        return run
+
+    def to_float(self, *args: Any) -> Any:
+        if len(args) != 1:
+            return float(*args)  # Python's own answer or error
+        if args and type(args[0]) is Array:
+            return self.to_float(args[0].number())
+        if args and type(args[0]) is Number:
+            return args[0] if args[0].kind is float else self.numbers.apply(float, args[0])
+        if args and is_kind(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
+            return self.to_float(number)
+        if args and is_kind(args[0], TensorProxy):
+            raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
+        if args and type(args[0]) in (torch.SymInt, torch.SymFloat):
+            return torch.sym_float(args[0])
+        if args and not natives.is_plain(args[0], self.known):
+            return self.by_method(args[0], ("__float__", "__index__"), float)
+        return torch.sym_float(args[0]) if args and is_kind(args[0], SYMBOLIC) else float(*args)
+
+    def by_method(self, value: Any, names: tuple[str, ...], kind: Any) -> Any:
+        """``int(value)`` or ``float(value)`` by its class's first method (Objects/abstract.c PyNumber_Float)."""
+        for name in names:
+            method = self.attributes.on_type(type(value), name)
+            if is_kind(method, types.FunctionType):
+                found = self.call(method, [value], {})
+                wanted = int if name == "__index__" else kind
+                if not issubclass(type_of(found), wanted):
+                    owner = f"{type_name(type(value))}." if name == "__float__" else ""
+                    what = f"{owner}{name} returned non-{wanted.__name__}"
+                    raise TypeError(f"{what} (type {type_name(type_of(found))})")
+                if type_of(found) is not wanted:
+                    raise Break(f"{kind.__name__}() in C", f"{name} returned a {type_of(found).__name__}", "return one")
+                return found if wanted is kind else self.to_float(found)
+        if (member := plain_member(value)) is not value:
+            return kind(member)
+        raise Break(f"{kind.__name__}() in C", type(value).__name__, "convert it outside of the step")
+
+    def to_text(self, *args: Any, **kwargs: Any) -> Any:
+        return self.domain.text_of(*args, **kwargs)
+
+    def format(self, value: Any, spec: Any = "") -> Any:
+        return self.domain.format_value(value, "", natives.specialised(spec))
+
+    def to_repr(self, value: Any) -> Any:
+        return self.domain.repr_of(value)
+
+    def to_ascii(self, value: Any) -> Any:
+        text = natives.specialised(self.domain.repr_of(value), self.known)
+        return text.encode("ascii", "backslashreplace").decode()
+
+    # object's own methods, reached through super() or by name
+    def object_setattr(self, owner: Any, name: str, value: Any) -> None:
+        refuse_class(owner, "__setattr__")
+        self.attributes.set_generic(owner, name, value)
+
+    def object_getattribute(self, owner: Any, name: str) -> Any:
+        return (
+            self.attributes.generic(owner, name)
+            if not issubclass(type(owner), types.ModuleType | type)
+            else self.attributes.get(owner, name)
+        )
+
+    def object_delattr(self, owner: Any, name: str) -> None:
+        refuse_class(owner, "__delattr__")
+        self.attributes.delete_generic(owner, name)
+
+    def object_init(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+        base = next((b for b in type(owner).__mro__ if b in CONTAINERS), None)
+        if base is not None:
+            self.init_container(owner, base, list(args), kwargs)
+        elif issubclass(type(owner), BaseException):
+            made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
+            made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
+        elif args or kwargs:  # Objects/typeobject.c object_init
+            kind: Any = type_of(owner)
+            if kind.__init__ is not object.__init__:
+                raise TypeError("object.__init__() takes exactly one argument (the instance to initialize)")
+            if kind.__new__ is object.__new__:
+                raise TypeError(f"{type_name(kind)}.__init__() takes exactly one argument (the instance to initialize)")
+
+    def object_reduce(self, owner: Any, *_: Any) -> Any:
+        raise Break("pickling in the step", type_of(owner).__name__, "copy or pickle outside of the step")
+
+    def object_eq(self, owner: Any, other: Any) -> Any:
+        return True if self.domain.is_same(owner, other) else NotImplemented
+
+    def object_ne(self, owner: Any, other: Any) -> Any:
+        return False if self.domain.is_same(owner, other) else NotImplemented
+
+    def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
+        """``object.__init_subclass__`` does nothing."""
+
+
+def checked_length(result: Any) -> Any:
+    """What ``len()`` makes of a ``__len__``'s answer: its own errors for what is no length."""
+    if is_kind(result, SYMBOLIC):
+        return result
+    if not is_kind(result, int):
+        raise TypeError(f"'{type_name(type_of(result))}' object cannot be interpreted as an integer")
+    if result < 0:
+        raise ValueError("__len__() should return >= 0")
+    return int(result)
+
+
+def refuse_class(owner: Any, name: str) -> None:
+    """``object.__setattr__`` does not take classes (Objects/typeobject.c hackcheck)."""
+    if issubclass(type(owner), type):
+        raise TypeError(f"can't apply this {name} to {type_name(type(owner))} object")

@@ -1,0 +1,108 @@
+"""Loops over a list of the experts that were hit whose iterations need the expert's number in Python.
+
+``for e in mask.sum(…).nonzero(): layer = self.experts[e]`` (or ``self[f"expert_{e[0]}"]``, or an ``if`` between two
+bodies on e). One symbolic e cannot say such an iteration. But the rows of ``flags.nonzero()``, flags a vector of E
+elements, are exactly the numbers e of 0 … E-1, in order, of which ``flags[e]`` is not zero; and ``index.unique()`` of
+what topk gave over E experts is the same of ``(index == e).any()``. So the loop is taken as E iterations, each with its
+own number and each skipped on a condition on values: E branches of one iteration, as an unrolled loop with ``if
+flags[e]:`` leaves them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import is_kind
+from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.operators import read_call
+
+from ..tensors.counts import never_written
+from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
+from ..values.values import TensorProxy
+from .rows import TensorRows
+
+if TYPE_CHECKING:
+    from ..tensors.interfaces import TensorOperators
+
+MOST = 512  # experts
+
+
+class ActiveExperts:
+    """What stands for the rows: E iterations, of which number ``at`` is recorded next, each a branch (a loop of one
+    iteration).
+
+    flags: the node of the vector, or of the routing index if ``unique``. watched: nodes that nothing may write into
+    until the last iteration has begun. key: (code, index of FOR_ITER).
+    """
+
+    count = 1
+
+    def __init__(self, rows: TensorRows, experts: int, flags: fx.Node, unique: bool, watched: list[fx.Node], key: Any):
+        self.numbers, self.of_array, self.fake = rows.numbers, rows.of_array, rows.proxy.fake
+        self.experts, self.flags, self.unique, self.watched, self.key = experts, flags, unique, watched, key
+        self.at = 0
+        self.finished = False
+
+    def unwritten(self) -> bool:
+        return all(unwritten(node) for node in self.watched)
+
+    def is_hit(self, tensors: TensorOperators) -> Any:
+        """The condition on which iteration ``at`` runs."""
+        flags = tensors.of_fake[id(self.flags.meta["val"])]
+        if not self.unique:
+            return tensors.get_item(flags, self.at)
+        return tensors.function(torch.any, (tensors.function(torch.eq, (flags, self.at), {}),), {})
+
+    def row(self, tensors: TensorOperators) -> TensorProxy | int:
+        """The row of iteration ``at``."""
+        if self.numbers:
+            return self.at
+        shape, kind = tuple(self.fake.shape[1:]), {"dtype": self.fake.dtype, "device": self.fake.device}
+        row = tensors.function(torch.full, (shape, self.at), kind)
+        row.node.meta[EXPERT] = self.at
+        return row
+
+
+def active_iterations(rows: TensorRows, key: Any) -> ActiveExperts | None:
+    """The iterations for the rows of a tensor, if it is certainly a list of hits of which nothing was changed."""
+    if any(size != 1 for size in rows.proxy.fake.shape[1:]) or rows.proxy.fake.dtype not in WIDE:
+        return None
+    node: Any = rows.proxy.node
+    watched: list[fx.Node] = []
+    while is_kind(node, fx.Node) and (call := read_call(node)) is not None and not call.op.inplace:
+        watched.append(node)
+        source = call.args.get("input")
+        if not is_kind(source, fx.Node) or not is_kind(source.meta.get("val"), torch.Tensor | tuple | list):
+            return None
+        if call.name == "cast" and call.node.meta["val"].dtype not in WIDE:
+            return None
+        if call.name in SAME_NUMBERS and not (call.name == "squeeze" and not is_kind(call["dim"], int)):
+            node = source
+        elif call.name == "getitem" and call["index"] == (slice(None), 0) and len(source.meta["val"].shape) == 2:
+            node = source
+        elif call.name == "getitem" and call["index"] == 0 and is_kind(source.meta["val"], tuple | list):
+            node = source  # of nonzero(as_tuple=True)
+        else:
+            found = flags_of(call, source)
+            if found is None or found[0] > MOST:
+                return None
+            watched.append(source)
+            iterations = ActiveExperts(rows, found[0], source, found[1], watched, key)
+            return iterations if iterations.unwritten() else None
+    return None
+
+
+def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
+    """(E, whether it is of ``unique``) of the operator that made the list."""
+    shape = source.meta["val"].shape
+    if call.name in ("nonzero", "argwhere"):
+        return (shape[0], False) if len(shape) == 1 and is_kind(shape[0], int) else None
+    if call.name != "unique" or call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
+        return None
+    bounds = index_bounds(source)
+    if call["sorted"] is False or bounds is None or bounds[0] != 0 or not never_written(source):
+        return None
+    return bounds[1], True

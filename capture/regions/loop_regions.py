@@ -1,0 +1,172 @@
+"""The record of a loop, or of a branch, whose body is being recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from moebius.interpreter import Frame, is_kind
+from moebius.lowering.values import same_shape
+
+from ..bytecode.copied_returns import RETURNS
+from ..bytecode.flow import RETURNED
+from ..tensors.arrays import ArrayNumber
+from ..torch_facts import torch_private
+from ..values.numbers import Number
+from ..values.values import SYMBOLIC, TensorProxy
+from .active_experts import ActiveExperts
+from .autograd_joins import carried_on
+from .branches import Conditional
+from .range_loops import RangeRows
+from .rows import TensorRows
+
+ROWS = (TensorRows, RangeRows, ActiveExperts)
+ONE = (Conditional, ActiveExperts)  # recorded as loops of one iteration
+
+
+# The index of a local, or a position in the stack, inverted; then keys of containers.
+Place = tuple[Any, ...]
+
+
+@dataclass
+class FirstSide:
+    """What the first side left. height: of the stack. joined: tensors. left: what else it set."""
+
+    height: int
+    joined: dict[Place, TensorProxy] = field(default_factory=dict)
+    left: dict[Place, Any] = field(default_factory=dict)
+
+    def indices(self) -> set[int]:
+        return {place[0] for place in (*self.joined, *self.left)}
+
+
+@dataclass
+class Joined:
+    """A value that a side gives out. initial: what it is where that side does not run; None on the first side."""
+
+    place: Place
+    value: TensorProxy
+    initial: TensorProxy | None
+
+    def fake(self) -> torch.Tensor:
+        """Of what it is afterwards."""
+        before = self.value if self.initial is None else self.initial
+        return carried_on(before.fake, self.value.fake)
+
+
+class Appends(Protocol):
+    """A list that branches on values append to (``conditional_lists.ConditionalList``)."""
+
+    items: list[tuple[Any, Any]]
+
+
+class LoopRegion:
+    """A loop whose body is being recorded.
+
+    head: the instruction index where an iteration ends: FOR_ITER, or where the sides of an ``if`` meet (RETURNED, where
+    that is the function's return). inside: the indices of an iteration. start, begun_with: where the frame was at the
+    loop's first instruction, and its stack; place: the same for native code, which may have to ask for a condition's
+    truth; entry: where it goes on from there. stack: that of an iteration at its ends. before: the frame's locals at
+    the start. carried: indices of the locals that iterations pass on. root_step: the root frame's step at which it
+    began. lifted: outer nodes that the body uses, each with its placeholder; known once the loop is closed.
+    """
+
+    def __init__(self, frame: Frame, rows: TensorRows | RangeRows | ActiveExperts | Conditional, carried: list[int]):
+        self.frame, self.rows, self.carried = frame, rows, carried
+        self.start, self.begun_with = frame.pc, list(frame.stack)
+        self.place = self.begun_with, self.start
+        self.value: Any = None  # of an expression, on the side that gives out the condition
+        if isinstance(rows, Conditional):
+            self.head, self.entry, self.inside = rows.end, rows.entry, rows.inside
+            self.stack = self.begun_with[: -1 - rows.below]
+            self.value = self.begun_with[-1]
+        else:
+            instruction = frame.program.instructions[frame.pc]
+            assert instruction.target is not None
+            self.head = self.entry = frame.pc
+            self.inside, self.stack = frozenset(range(frame.pc, instruction.target)), self.begun_with
+        self.before = list(frame.locals)
+        self.depth = 0  # of the machine's frames at its first instruction
+        self.where: tuple = ()
+        self.root_step = 0
+        self.number = 0  # of the first node in it
+        self.counted: dict[int, int] = {}  # instructions for the report, as it began
+        self.row: fx.Node | None = None
+        self.row_value: Any = None
+        # the frame's locals wherever the iteration may end within, on another condition
+        self.skips: list[list[Any]] = []
+        self.switches = torch_private.switches()
+        self.first: FirstSide | None = None  # of the second side of two: what the first one left
+        self.joined: list[Joined] = []  # of one side of two: what it gives out
+        self.joined_nodes: list[fx.Node] = []
+        self.again: Any = None  # of the first side of two: the condition, for the second
+        self.put_back = self.before  # the frame's locals where native code would go on
+        self.begun: list[Any] = []  # its locals at the iteration's beginning
+        self.read: set[int] = set()  # indices of the locals that the iteration found as they were before the loop
+        self.gathered: list[tuple[Appends | None, TensorProxy]] = []  # what a branch appends, and to which lists
+        self.carried_nodes: list[fx.Node] = []
+        self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
+        self.lifted: dict[fx.Node, fx.Node] = {}
+
+    def is_at_end(self) -> bool:
+        """Whether the frame is where the iteration ends."""
+        frame = self.frame
+        if self.head == RETURNED:
+            return frame.instruction.opname in RETURNS
+        return frame.pc == self.head
+
+    def follow(self, other: LoopRegion, first: FirstSide | None) -> None:
+        """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
+        self.first, self.root_step, self.place = first, other.root_step, other.place
+        self.put_back, self.value = other.put_back, other.value
+
+
+def times(loops: list[LoopRegion]) -> int:
+    """How often that runs which is recorded in these; 0 where the data decides."""
+    if len(loops) == 1 and type(loops[0].rows) is RangeRows and not loops[0].skips:
+        return loops[0].rows.count
+    return int(not loops)
+
+
+def on_values(condition: Any) -> bool:
+    """Whether only the running step knows the truth of it."""
+    if issubclass(type(condition), TensorProxy):
+        return condition.fake.numel() == 1
+    condition = condition.value if type(condition) is ArrayNumber else condition
+    if type(condition) is Number:
+        return condition.node is not None and not condition.known
+    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
+
+
+def has_attributes(tensor: TensorProxy) -> bool:
+    return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
+
+
+def alike(before: Any, after: Any) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+    if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
+        return False
+    if has_attributes(before) or has_attributes(after):
+        return False
+    a, b = before.fake, after.fake
+    if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
+        return False
+    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
+
+
+def reorder_placeholders(body: fx.GraphModule, loop: LoopRegion) -> None:
+    """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
+    assert loop.row is not None
+    wanted = [loop.row, *loop.carried_nodes, *loop.joined_nodes, *loop.absent_nodes, *loop.lifted.values()]
+    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
+        [n for n in body.graph.nodes if n.op == "placeholder"]
+    )
+    anchor = None
+    for node in wanted:
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+    body.recompile()

@@ -1,0 +1,62 @@
+"""Graphs of their own inside the step's graph: the forward and backward of an autograd.Function, a gradient hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..tensors.graphs import GraphScope
+from ..values.values import Body, Break
+
+if TYPE_CHECKING:
+    from ..python.parts import Parts
+
+
+class SubgraphTracer:
+    """Interprets functions of the user's into such graphs. what: their name in graph breaks; where: the code."""
+
+    what = "a function"
+    where = "it"
+    hint = "it runs natively; nothing to do"
+
+    def __init__(self, domain: Parts, call: Callable[..., Any]):
+        self.domain, self.call = domain, call
+        self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
+        self.gradients, self.attributes = domain.tensors.gradients, domain.attributes
+
+    @contextmanager
+    def scope(self, in_backward: bool = True) -> Iterator[GraphScope]:
+        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded.
+        in_backward: whether a backward runs it, as often as autograd comes to it."""
+        outer, enabled = self.writer.scope, torch.is_grad_enabled()
+        self.writer.scope = inner = GraphScope(outer)
+        inner.in_loop = outer.in_loop
+        changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
+        try:
+            counter = self.domain.counter
+            counted = counter.by_autograd() if in_backward else nullcontext()
+            with self.objects.within(Body(*changes, self.hint)), torch.no_grad(), counted:
+                yield inner
+            if torch.is_grad_enabled() is not enabled:
+                raise Break(self.what, "it changes grad mode and does not change it back", self.hint)
+        finally:
+            self.writer.scope = outer
+
+    def gradient(self, name: str, of: torch.Tensor) -> Any:
+        """A placeholder of the open graph: the gradient of a tensor like ``of``."""
+        node = self.writer.scope.placeholder(name)
+        node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
+        with self.tensors.mode:
+            return self.tensors.wrap(torch.empty_like(of).requires_grad_(False), node)
+
+    def body(self, name: str, module: fx.GraphModule) -> fx.Node:
+        """The graph's node for a finished inner graph."""
+        name = f"{name}_{len(self.writer.submodules)}"
+        self.writer.submodules[name] = module
+        node = self.writer.graph.get_attr(name)
+        node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
+        return node

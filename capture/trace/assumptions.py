@@ -1,0 +1,162 @@
+"""What earlier calls and attempts taught a trace: how to take what can be taken in several ways."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from moebius.interpreter import is_kind
+from moebius.lowering import OWN
+
+from ..options import Options
+from ..regions.conditional_lists import Lists
+from ..tensors.bounds import Bounds
+from .blockers import Stop
+
+# Why backward runs between two graphs, and what to do.
+FOREIGN = (
+    "for a foreign backend backward runs between two graphs",
+    "use backend='moebius' or 'eager' for one graph of the whole step",
+)
+LEFT_OUT = (
+    "a batch left parameters without a gradient, so backward runs between two graphs since then",
+    "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
+)
+
+
+@dataclass
+class Assumptions:
+    """What earlier calls of the same code taught: places and sizes that differ from call to call.
+
+    symbolic_places: names of places that hold another number each call. counters: those that the step itself writes.
+    symbolic_strings: names of places that hold another text each call. inspected_strings: those where the step looks
+    into the text.
+    varying: places whose value decides and is another one in each call: what was met there, in words, and a hint.
+    below: the same, of functions that will be captured below, by the names that the places have there.
+    whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
+    outside: why they may not, and what to do about it.
+    compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
+    unrolled: loops over ranges, and branches, that cannot be recorded as one node; blockers: the graph break that says
+    why, for those in which it stands. by_number, not_by_number: loops over
+    hits that are taken as one iteration for each expert, and those that this does not help. options: what the callable
+    was captured with.
+    gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
+    not_bounds: calls of max() and min() of integers in tensors that give more than a number (``Bound``).
+    casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
+    natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
+    strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
+    inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
+    each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
+    keeps_stacks: whether what stands on the frames' stacks is asked for (``may_raise``).
+    speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
+    (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
+    """
+
+    symbolic_places: set[str] = field(default_factory=set)
+    dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
+    dynamic: bool | None = None
+    counters: set[str] = field(default_factory=set)
+    symbolic_strings: set[str] = field(default_factory=set)
+    inspected_strings: set[str] = field(default_factory=set)
+    varying: dict[str, tuple[str, str]] = field(default_factory=dict)
+    below: dict[types.CodeType, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    whole_step: bool = True
+    outside: tuple[str, str] = FOREIGN
+    compiling_for: frozenset[tuple[str, str]] = frozenset()
+    unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
+    gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_bounds: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    options: Options | None = None
+    speculates: bool = False
+    casts: list[Any] = field(default_factory=list)
+    natively: set[str] = field(default_factory=set)
+    strict: set[str] = field(default_factory=set)
+    inference_breaks: bool = False
+    each_module: bool = False
+    keeps_stacks: bool = False
+    predictions: dict[str, bool] = field(default_factory=dict)
+    unpredictable: set[str] = field(default_factory=set)
+    marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""
+        options = self.options
+        return self.whole_step or (options is not None and options.mesh is not None and options.backend in OWN)
+
+    @property
+    def branches(self) -> bool:
+        """Whether loops over ranges of experts, and branches on data, may be in the graph: with a mesh a rank whose
+        batch leaves out what others do would miss their exchange."""
+        return self.whole_step and (self.options is None or self.options.mesh is None)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether our own backends run the graph."""
+        return self.options is None or self.options.backend in OWN
+
+    def copied(self) -> Assumptions:
+        """As it is now, whatever is learnt later."""
+        made = replace(self, dynamic_dims={name: set(axes) for name, axes in self.dynamic_dims.items()})
+        for name, held in vars(self).items():
+            if is_kind(held, set | dict | list) and name != "dynamic_dims":
+                setattr(made, name, type(held)(held))
+        return made
+
+    def learn_with(self, other: Assumptions) -> None:
+        """What the code of the other's was taught is known to this one as well, and the other way round: the
+        continuations of a frame that a loop goes on in, iteration by iteration."""
+        self.symbolic_places, self.dynamic_dims = other.symbolic_places, other.dynamic_dims
+        self.symbolic_strings, self.inspected_strings = other.symbolic_strings, other.inspected_strings
+        self.varying = other.varying
+
+    def learn_from(self, above: Assumptions, code: types.CodeType) -> None:
+        """What is known of places that vary, and of branches on data, in the function that calls this one, or that this
+        continues."""
+        self.varying |= above.varying | above.below.get(code, {})
+        self.below, self.unpredictable = above.below, above.unpredictable
+
+    def open_places(self) -> frozenset[str]:
+        """Places of numbers and texts that are no constants."""
+        return frozenset(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
+
+    def open_strings(self) -> set[str]:
+        """Places of texts that are inputs of the graph."""
+        return (self.symbolic_strings - self.inspected_strings) | (self.symbolic_strings & self.varying.keys())
+
+    def forget(self) -> None:
+        """What earlier calls have taught of places, sizes and branches."""
+        for known in (self.symbolic_places, self.symbolic_strings, self.inspected_strings, self.unpredictable):
+            known.clear()
+        for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
+            told.clear()
+
+    def learn_of_break(self, lists: Lists, bounds: Bounds, endless: set[str]) -> bool:
+        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, what
+        max() gave to be more than a number, or a branch of which nobody knows how often it will go one way."""
+        before = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
+        self.not_bounds |= bounds.refused
+        self.not_gathered |= lists.refused & self.gathered
+        self.gathered |= lists.wanted
+        self.unpredictable |= endless
+        after = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
+        return before != after
+
+    def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""
+        chosen = set(self.dynamic_dims.get(name, ()))
+        if self.dynamic:
+            chosen = set(range(tensor.dim()))
+        if self.marked is not None:
+            chosen |= self.marked(tensor)
+        if self.dynamic is False:
+            chosen = set()
+        return tuple(d for d in sorted(chosen) if d < tensor.dim() and tensor.shape[d] > 1)

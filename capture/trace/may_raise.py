@@ -1,0 +1,209 @@
+"""Operators that may fail on a call's data, and frames that could not go on as native code where they do.
+
+When an operator fails in the graph, the frames that it is in go on as native code (``failures``). That cannot be done
+for a frame that C code called: a property, a ``__getitem__``, a generator that ``list()`` goes through. A handler in
+one of these would not run, so the operator is a graph break there. So are numbers of numpy's, which the graph has up to
+2**53: with a larger one, the instruction that asks for it is run again as Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moebius.interpreter import NULL, Frame, is_kind
+from moebius.lowering.step.arrays import asks_plain_python
+
+from ..bytecode.liveness import accesses
+from ..bytecode.stack_layout import EXIT_PARTS
+from ..heap.varying import IN_EACH_TURN
+from ..python.substitutes import Range
+from ..regions.branches import is_read_from
+from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
+from ..torch_facts import torch_private
+from ..values.number_methods import NumberMethod
+from ..values.numbers import CLOCKS, Number
+from ..values.numpy_numbers import is_numpy_function
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
+from .attempt import Attempt
+from .frame_snapshots import FrameSnapshot, connected
+
+if TYPE_CHECKING:
+    from ..regions.loops import LoopRegion
+
+# What fails on some floats; any other operator on floats alone gives a NaN where it can do nothing better.
+OF_FLOATS = frozenset({"grad", "backward", "multinomial", "normal", "normal_", "poisson", "binomial", "masked_scatter"})
+FAMILIES = ("linalg", "cholesky", "inverse", "solve", "eig", "lstsq", "svd", "bernoulli", "hist", "entropy", "assert")
+# What does not fail on any integers or booleans, whose sizes the fakes have seen.
+OF_INTEGERS = frozenset(
+    (
+        "add sub mul neg abs eq ne lt le gt ge and_ or_ xor invert view reshape expand flatten squeeze unsqueeze "
+        "permute t transpose contiguous clone detach to cpu cuda float double half bfloat16 long int bool type_as "
+        "cat stack sum any all cumsum sort argsort topk max min amax amin argmax argmin masked_fill masked_fill_ "
+        "where zeros_like ones_like full_like fill_ zero_ copy_ unbind split chunk narrow nonzero unique dim size "
+        "logical_not logical_and logical_or logical_xor numel tril triu roll flip item tolist"
+    ).split()
+)
+# What goes well for all numbers, of Python's functions; any other one may fail.
+NEVER_FAILING = frozenset((
+    operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.lt, operator.le, operator.eq,
+    operator.ne, operator.gt, operator.ge, operator.and_, operator.or_, operator.xor, abs, max, min, bool,
+))  # fmt: skip
+PYTHONS = frozenset(("math", "cmath", "_operator", "builtins"))
+SWITCHING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast)
+LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext, Range)
+MAX_TURNS = 1000  # in which such an operator is met in a try-block: the loop may go on until the operator fails
+
+
+def reads_iterations(loop: LoopRegion) -> bool:
+    """Whether the handler around a loop, or what follows it, reads what iterations have set."""
+    frame = loop.frame
+    handler = frame.program.handler_at(loop.start)
+    body = [frame.program.instructions[i] for i in loop.inside]
+    stored = {name for i in body for kind, name in accesses(i) if kind == "STORE"}
+    return handler is not None and any(is_read_from(frame, handler[0], name) for name in stored)
+
+
+def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
+    """A graph break where the operator may fail on real data, and a handler of the user's would not see that."""
+    frames = list(opened(trace.machine.frame))[::-1]
+    is_number = asks_plain_python(target)
+    if not frames or not is_number and not (may_raise_on_data(target, args) and any(map(is_in_handler, frames))):
+        return
+    place = frames[-1].code, frames[-1].pc
+    trace.tried[place] += 1
+    name = getattr(target, "__name__", target)
+    if trace.tried[place] > MAX_TURNS:
+        detail = f"{name} was tried {MAX_TURNS} times, and goes well on any tensor of these sizes"
+        raise Break("loop that an error may end", detail, "it runs natively; ask for the size first", IN_EACH_TURN)
+    loops = trace.domain.loops.open
+    if loops and loops[0].frame in frames:  # what fails in a loop over experts goes on from before the loop
+        within = frames.index(loops[0].frame) + 1
+        own, program = loops[0].frame, loops[0].frame.program
+        tries = program.handler_at(own.pc) != program.handler_at(loops[0].start) and is_in_handler(own)
+        if tries or any(map(is_in_handler, frames[within:])) or (is_in_handler(own) and reads_iterations(loops[0])):
+            detail = f"{name} may fail in an iteration, which handles that"
+            raise Break("expert loop with a handler in it", detail, "let the iteration ask for what may fail")
+        del frames[within:]
+    stacks = trace.domain.stacks
+    if stacks is None:  # which nobody has asked for yet: the step is traced once more, with them
+        trace.needs_stacks = is_number or any(map(is_in_handler, frames[1:]))
+        lost = frames[1:] if trace.needs_stacks else []
+    else:
+        stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
+        lost = frames[len(connected(stopped, generators=True)) :]
+        if is_number and (lost or not asks_alone(stopped[-1])):
+            raise Break(
+                "number of numpy's",
+                f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
+                "read them before, with tolist() of the tensor",
+            )
+    found = next(filter(is_in_handler, lost), None)
+    if found is not None:
+        raise Break(
+            "operator that may fail, in a try-block of what C code called",
+            f"{name} in {found.code.co_qualname}",
+            "it runs natively, and a handler sees its error; a function that is called by its name may have one",
+        )
+
+
+def asks_alone(place: FrameSnapshot) -> bool:
+    """Whether the frame's instruction does nothing before it asks an array for its numbers: it can run once more."""
+    name, stack = place.frame.program.instructions[place.pc].opname, place.stack
+    if name in ("GET_ITER", "UNPACK_SEQUENCE"):
+        return is_a(stack[-1], Array)
+    if name == "FOR_ITER":
+        return is_a(stack[-1], ArrayRows)
+    if name.startswith("BINARY_SUBSCR"):
+        return is_a(stack[-2], Array)
+    numbers = (Number, *ATOMS)
+    if name in ("BINARY_OP", "COMPARE_OP"):
+        return all(is_a(value, *numbers) for value in stack[-2:])
+    if name.startswith("UNARY_"):
+        return is_a(stack[-1], *numbers)
+    position = place.callee_position()
+    if position is None:
+        return False
+    plain = (Array, ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *numbers)
+    callee = stack[position]
+    known = is_a(callee, ArrayMethod, NumberMethod, type, types.BuiltinFunctionType)
+    known = known or is_numpy_function(callee)
+    return known and all(value is NULL or is_a(value, *plain) for value in stack[position + 1 :])
+
+
+def is_a(value: Any, *kinds: type) -> bool:
+    """``isinstance``, without asking the user's object for its class."""
+    return issubclass(type(value), kinds)
+
+
+def opened(frame: Frame | None) -> Iterator[Frame]:
+    """The open frames, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.back
+
+
+def is_in_handler(frame: Frame) -> bool:
+    """Whether a try- or with-block of the frame's would do something when an error is raised now."""
+    instructions, handler = frame.program.instructions, frame.program.handler_at(frame.pc)
+    while handler is not None:
+        target, depth, _ = handler
+        if instructions[target].opname == "PUSH_EXC_INFO":
+            leaves_block = instructions[target + 1].opname == "WITH_EXCEPT_START"
+            if not (leaves_nothing(frame.stack[depth - EXIT_PARTS]) if leaves_block else passes_on(frame)):
+                return True
+        handler = frame.program.handler_at(target)
+    return False
+
+
+def leaves_nothing(leave: Any) -> bool:
+    """Whether the ``__exit__`` of a context does nothing but put back switches of torch's, which is done anyhow."""
+    return type(getattr(leave, "__self__", None)) in LEAVING_NOTHING
+
+
+def passes_on(frame: Frame) -> bool:
+    """Whether a handler of torch's own does nothing but put back switches, or call hooks of which there are none."""
+    if frame.code is torch_private.SWITCHED_GRADIENTS:
+        return True
+    if frame.code is not torch_private.MODULE_CALL:
+        return False
+    domain = frame.domain
+    module = domain.load_cell(frame.locals[frame.program.localsplus.index("self")])
+    if type(module).__getattribute__ is not object.__getattribute__:
+        return False
+    of_all, of_one = torch_private.CALLED_ON_ERRORS
+    return not domain.truth(domain.load_global(frame, of_all)) and not domain.truth(domain.get_attr(module, of_one))
+
+
+def may_raise_on_data(target: Any, args: tuple) -> bool:
+    """Whether an operator that went well on fakes may fail on the data of a call."""
+    name = target if is_kind(target, str) else getattr(target, "__name__", "")
+    home = "torch" if is_kind(target, str) else (getattr(target, "__module__", None) or "torch").split(".")[0]
+    if home == "moebius" or target in CLOCKS:
+        return False
+    of_python = getattr(target, "__module__", None) in PYTHONS or (args and is_kind(args[0], RuntimeNumber))
+    if of_python and any(is_kind(part, (RuntimeNumber, *SYMBOLIC)) for part in leaves(args)):
+        return target not in NEVER_FAILING
+    if home not in ("torch", "_operator", "builtins"):
+        return True
+    if name in OF_FLOATS or any(part in name for part in FAMILIES):
+        return True
+    tensors = [part.fake for part in leaves(args) if is_kind(part, TensorProxy)]
+    floats = all(one.is_floating_point() or one.is_complex() for one in tensors)
+    return not floats and name not in OF_INTEGERS
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples, dicts and slices."""
+    if is_kind(value, tuple | list | dict):
+        for part in value.values() if is_kind(value, dict) else value:
+            yield from leaves(part)
+    elif is_kind(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+    else:
+        yield value

@@ -1,0 +1,487 @@
+"""Experts that no front end of the proof recognised: they stay as they were written, and the report names their line.
+
+Whatever the spelling, E computations are a layer of experts if they are the same function of the same tokens, each with
+parameters of its own in its products, and if the data say how much of each a token gets. So it looks where results
+meet (a sum, a list made one tensor, rows written into one tensor, a choice by a condition) and walks back from two of
+them at once (:class:`Pair`). Nodes that both share end the walk; parameters may differ; what else differs must be the
+routing: something that scales rows, masks them, says which rows or decides between them, and that is made of data. Or
+the results differ by nothing else, and it is the tensor that they meet in that is weighted or looked up along the
+experts (routed.py).
+
+Layers one after another, the heads of an attention, several classifiers or an ensemble are not that: they depend on one
+another, or nothing routes, or what they differ in is no row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
+from moebius.lowering.experts.unrolled_loops import SUMS, added_rows, chased, draws, is_branch
+from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import same_shape, shape_of, tensor_of
+
+OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
+LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
+CONSTANT = frozenset({"zeros", "full", "arange"})
+CHOICES = {torch.where: (0, (1, 2)), torch.lerp: (2, (0, 1))}  # where the condition stands, and what it chooses between
+COPIES = frozenset({torch.index_copy, "index_copy", "index_copy_"})
+ROWWISE = ELEMENTWISE | PRODUCTS | frozenset(
+    {"getitem", "select", "narrow", "chunk", "split", "unbind", "index_select", "gather", "where", "masked_fill",
+     "cast", "contiguous", "clone", "detach", "type_as", "reshape", "flatten", "squeeze", "unsqueeze", "expand",
+     "permute", "transpose", "t", "T", "mT", "layer_norm", "rms_norm", "mean", "var", "softmax", "dropout", "glu",
+     "sum", "pick", "index_add", "index_put", "scatter_add"}
+)  # fmt: skip
+KEYS = {"getitem": "index", "index_select": "index", "gather": "index", "where": "condition", "masked_fill": "mask"}
+ROWS = ("source", "values", "src")
+FAR = 300  # pairs of nodes looked at behind two results
+DRAWS = "dropout draws its numbers expert by expert, on the rows that each expert has"
+MOST = 4096  # results that meet
+
+
+@dataclass
+class MissedExperts:
+    """count experts whose results meet at ``place``; ``node``: where the reason stands. results: what each gives, where
+    that is rows."""
+
+    count: int
+    place: fx.Node
+    node: fx.Node
+    reason: str
+    nodes: set[fx.Node]
+    results: list[fx.Node] = field(default_factory=list)
+
+
+def overlooked(graph: fx.Graph) -> list[MissedExperts]:
+    """All places of a graph that are layers of experts."""
+    found: list[MissedExperts] = []
+    for place, results, condition in meetings(graph):
+        if len(results) > MOST or any(place in one.nodes for one in found):
+            continue
+        one = experts_among(place, results, condition)
+        if one is not None:
+            found.append(one)
+    for product, count, place in batched_products(graph):
+        reason = "an expert is a single projection, or what is between its projections is not understood"
+        found.append(MissedExperts(count, place, product, reason, {product, place}))
+    return found + list(behind_branches(graph))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Behind branches
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def behind_branches(graph: fx.Graph) -> Iterator[MissedExperts]:
+    """Branches on data of one line that are alike but for the parameters of their products; none reads in a product
+    what another one gave."""
+    lines: dict[Any, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if is_branch(node):
+            inside = [inner for inner in loop_body(node).graph.nodes if inner.op not in ("placeholder", "output")]
+            if any(map(is_product, inside)):
+                lines.setdefault(tuple(inner.meta.get("where") for inner in inside), []).append(node)
+    for nodes in lines.values():
+        own = [frozenset(outer for _, outer in weights_inside(node)) for node in nodes]
+        if len(nodes) > 1 and len(set(own)) > 1 and not any(reads_another(node, set(nodes)) for node in nodes):
+            products = [inner for inner in loop_body(nodes[0]).graph.nodes if is_product(inner)]
+            product = products[-1]
+            drops = [inner for inner in loop_body(nodes[0]).graph.nodes if draws(inner)]
+            reason = DRAWS if drops else "what else the branch does is not what an expert's iteration does"
+            yield MissedExperts(len(set(own)), product, drops[0] if drops else product, reason, {*nodes, product})
+
+
+def weights_inside(branch: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """(product of the branch's body, the parameter of the graph that is its weight)."""
+    call = read_call(branch)
+    assert call is not None
+    body = loop_body(branch).graph
+    outer = dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True))
+    products = [node for node in body.nodes if is_product(node)]
+    roots = [(node, root_of(operand)) for node in products for operand in node.all_input_nodes if is_weight(operand)]
+    found = [(node, outer[root[0]]) for node, root in roots if root is not None]
+    return [(node, weight) for node, weight in found if isinstance(weight, fx.Node) and is_parameter(weight)]
+
+
+def reads_another(branch: fx.Node, others: set[fx.Node]) -> bool:
+    """Whether what another branch gave goes into a product of this one."""
+    call = read_call(branch)
+    assert call is not None
+    body = loop_body(branch).graph
+    given = zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True)
+    least = min(others)
+    tainted = {
+        inner
+        for inner, outer in given
+        if isinstance(outer, fx.Node) and outer.op != "placeholder" and reaches({outer}, others, least, itself=True)
+    }
+    for node in body.nodes:
+        if any(argument in tainted for argument in node.all_input_nodes):
+            if is_product(node):
+                return True
+            tainted.add(node)
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where results meet
+# ----------------------------------------------------------------------------------------------------------------------
+
+Meeting = tuple[fx.Node, list[Any], "fx.Node | None"]  # the node, what meets there, what decides between them
+
+
+def meetings(graph: fx.Graph) -> Iterator[Meeting]:
+    sums: dict[fx.Node, tuple[fx.Node, list[Any]]] = {}
+    writes: dict[Any, tuple[fx.Node, list[Any]]] = {}
+    choices: dict[Any, Meeting] = {}
+    for node in graph.nodes:
+        call = read_call(node)
+        if node.target in LISTS and node.args and isinstance(node.args[0], tuple | list):
+            yield node, [item for item in node.args[0] if isinstance(item, fx.Node)], None
+        elif node.target in CHOICES and len(node.args) == 3:
+            at, chosen = CHOICES[node.target]
+            decides, items = node.args[at], [node.args[i] for i in chosen]
+            if isinstance(decides, fx.Node):
+                known, rest = [], items
+                for item in items:
+                    if (before := going_on(item, choices)) in choices:
+                        known, rest = choices.pop(before)[1], [other for other in items if other is not item]
+                choices[node] = node, [*known, *rest], decides
+        elif call is not None and call.name == "add":
+            summands(node, call["input"], call["other"], call.op.inplace, sums)
+        elif (call is not None and call.name in SUMS) or node.target in COPIES:
+            base = chased(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+            line = node.meta.get("where"), node.target
+            _, terms = writes.pop((base, line), (node, []))
+            inplace = call is None or call.op.inplace
+            writes[base if inplace else node, line] = node, [*terms, Written(*parted(node))]
+    yield from choices.values()
+    for place, terms in [*sums.values(), *writes.values()]:
+        yield place, terms, None
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows, and what says where they go."""
+
+    rows: Any
+    places: tuple
+
+
+def parted(node: fx.Node) -> tuple[Any, tuple]:
+    """(rows, the other arguments) of a node that writes rows into its first argument."""
+    last = 3 if len(node.args) > 3 and isinstance(node.args[3], fx.Node) else 2
+    rows = node.args[last] if len(node.args) > last else next((node.kwargs[n] for n in ROWS if n in node.kwargs), None)
+    places = tuple(argument for argument in node.args[1:] if argument is not rows)
+    added = read_call(adds) if (adds := added_rows(node)) is not None else None
+    if added is not None:  # ``out[token] += y``
+        return added["other"], places
+    changes = [user for user in rows.users if user is not node] if isinstance(rows, fx.Node) else []
+    changed = [user for user in changes if (made := read_call(user)) is not None and made.op.inplace]
+    return (changed[-1] if changed else rows), places
+
+
+def summands(node: fx.Node, one: Any, other: Any, inplace: bool, sums: dict) -> None:
+    """Adds a node to the sum that it goes on with; a sum that something else reads too is a summand itself."""
+    for base, term in ((one, other), (other, one)):
+        base = going_on(base, sums)
+        known = sums.get(base)
+        if known is not None and isinstance(term, fx.Node) and (inplace or len(readers(known[0])) <= 1):
+            sums[base if inplace else node] = node, [*sums.pop(base)[1], term]
+            return
+    sums[going_on(one, {}) if inplace else node] = node, [item for item in (one, other) if isinstance(item, fx.Node)]
+
+
+def readers(node: fx.Node) -> list[fx.Node]:
+    """Its users, but for those that only change it in place, or take its shape."""
+    calls = [(user, read_call(user)) for user in node.users]
+    shapes = [user for user, call in calls if call is not None and call.name in CONSTANT]
+    changes = [user for user, call in calls if call is not None and call.op.inplace and not user.users]
+    return [user for user in node.users if user not in shapes and user not in changes]
+
+
+def going_on(node: Any, known: dict) -> Any:
+    """Which of known sums a tensor goes on with: additions in place hand one on, and it may be scaled or clamped."""
+    while isinstance(node, fx.Node) and node not in known and (call := read_call(node)) is not None:
+        handed_on = call.name == "add" and call.op.inplace
+        if not (handed_on or (is_of_one(call) and len(node.users) == 1)):
+            break
+        node = call["input"] if handed_on else node.all_input_nodes[0]
+    return node
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Two of them
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def experts_among(place: fx.Node, results: list[Any], condition: fx.Node | None) -> MissedExperts | None:
+    """The longest stretch of results that are experts', each beside the one before."""
+    best: list[Pair] = []
+    run: list[Pair] = []
+    before: list[Any] = []  # the last two: a sum that the first iteration begins with may stand after what that adds
+    for other in results:
+        pairs = (Pair(place, one, other) for one in reversed(before))
+        pair = next((pair for pair in pairs if pair.are_experts(condition)), None)
+        run = run if pair is not None or len(run) == 0 else []
+        if pair is not None:
+            run.append(pair)
+        best = max(best, run, key=len)
+        before = [*before[-1:], other]
+    if not best:
+        return None
+    first = best[0]
+    nodes = {place, *(node for pair in best for node in pair.seen)}
+    node, reason = first.why()
+    experts = {root_of(x) or x for pair in best for x in pair.weights}
+    ends = [first.one, *(pair.other for pair in best)]
+    rows = [end.rows if isinstance(end, Written) else end for end in ends]
+    results = rows if all(isinstance(one, fx.Node) for one in rows) and len(set(rows)) == len(rows) else []
+    return MissedExperts(len(experts) or len(best) + 1, place, node, reason, nodes, results)
+
+
+def reaches(start: set[fx.Node], wanted: set[fx.Node], least: fx.Node, itself: bool = False) -> bool:
+    """Whether nodes are computed of wanted ones, or are such themselves. least: the first of those in the graph."""
+    if itself and start & wanted:
+        return True
+    seen, pending = set(start), list(start)
+    while pending:
+        for argument in pending.pop().all_input_nodes:
+            if argument in wanted:
+                return True
+            if argument not in seen and not argument < least:
+                seen.add(argument)
+                pending.append(argument)
+    return False
+
+
+@dataclass
+class Pair:
+    """Two results, walked back from at once.
+
+    own: products with parameters of their own. routing: what else differs and says what a token gets of each. strange:
+    operators that are no function of each row by itself, above a product. other: what differs without being either.
+    """
+
+    place: fx.Node
+    one: Any
+    other: Any
+    own: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
+    routing: list[fx.Node] = field(default_factory=list)
+    strange: list[fx.Node] = field(default_factory=list)
+    alien: bool = False
+    drops: list[fx.Node] = field(default_factory=list)
+    weights: tuple[fx.Node, ...] = ()
+    widths: fx.Node | None = None
+    seen: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one, other = self.one, self.other
+        if isinstance(one, Written) and isinstance(other, Written):
+            self.walk(one.places, other.places, "routing")
+            one, other = one.rows, other.rows
+        self.walk(one, other, "rows")
+
+    def are_experts(self, condition: fx.Node | None) -> bool:
+        if not self.own or self.alien or self.strange:
+            return False
+        if self.routing:
+            return True
+        if condition is not None:
+            shape, products = shape_of(condition), {node for pair in self.own for node in pair}
+            return shape is not None and varies(condition) and not reaches({condition}, products, min(products))
+        return self.place.target in SUMS_OF_ROWS and is_routed_along(self.place)
+
+    def walk(self, a: Any, b: Any, role: str) -> bool:
+        """Whether a product with parameters of their own is behind these. role: what they are to the result, "rows" or
+        what routes them."""
+        if a is b or self.alien:
+            return False
+        if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
+            return self.constants(a, b, role)
+        if self.seen.get(a) is b:
+            return any(a is one for one, _ in self.own)
+        self.seen[a] = b
+        call, twin = read_call(a), read_call(b)
+        if len(self.seen) > FAR:
+            self.alien = True
+            return False
+        if a.op == "placeholder" and b.op == "placeholder" and is_parameter(a) and is_parameter(b):
+            return False  # of each its own
+        alike = a.op == b.op and a.target == b.target and a.op != "placeholder" and len(a.args) == len(b.args)
+        picks = alike and a.args and a.args[0] is b.args[0] and isinstance(a.args[0], fx.Node)
+        piece = picks and call is not None and call.name in PIECES and not tensors_in(a.args[1:])
+        if piece and is_parameter(a.args[0]):
+            return False  # row e of the parameters of all
+        if call is not None and twin is not None and role == "rows":
+            if call.name in CONSTANT and twin.name in CONSTANT:
+                return False
+            if not alike and is_of_one(call) and is_of_one(twin):  # experts with activations of their own
+                return self.walk(a.all_input_nodes[0], b.all_input_nodes[0], role)
+        if not alike or (picks and role != "rows"):
+            return self.differ(a, b, role)
+        if is_product(a):
+            return self.product(a, b, role)
+        if piece:
+            return self.piece(a, b)
+        found = False
+        name = call.name if call is not None and twin is not None else None
+        for key, (left, right) in enumerate(zip(a.args, b.args, strict=True)):
+            found |= self.walk(left, right, self.role_of(a, name, key, left, role))
+        for word in a.kwargs:
+            found |= self.walk(a.kwargs[word], b.kwargs.get(word), self.role_of(a, name, word, a.kwargs[word], role))
+        whole = call is not None and call.name in ("sum", "mean", "var") and call["dim"] is None
+        if found and (name not in ROWWISE or whole) and a.target not in LISTS:
+            self.strange.append(a)
+        if found and draws(a):
+            self.drops.append(a)
+        return found
+
+    def role_of(self, node: fx.Node, name: str | None, key: int | str, argument: Any, role: str) -> str:
+        if role != "rows" or not isinstance(argument, fx.Node):
+            return role if name != "getitem" or key == 0 else "routing"
+        if name in KEYS and key not in (0, "input") and name != "where":
+            return "routing"
+        if name == "where" and key in (0, "condition"):
+            return "routing"
+        if name in ("mul", "div") and is_column(argument, node):
+            return "routing"
+        return role
+
+    def constants(self, a: Any, b: Any, role: str) -> bool:
+        if isinstance(a, tuple | list) and type(a) is type(b) and len(a) == len(b):
+            return any([self.walk(left, right, role) for left, right in zip(a, b, strict=True)])
+        if isinstance(a, slice) and isinstance(b, slice):
+            return any([self.walk(getattr(a, n), getattr(b, n), role) for n in ("start", "stop", "step")])
+        if role == "rows" and not (type(a) is type(b) and a == b):
+            self.alien = self.alien or isinstance(a, fx.Node) or isinstance(b, fx.Node)
+        return False
+
+    def product(self, a: fx.Node, b: fx.Node, role: str) -> bool:
+        """One of a product's operands must be a parameter of its own."""
+        operands = list(zip(a.all_input_nodes, b.all_input_nodes, strict=False))
+        weights = None if (call := read_call(a)) is None or call.name != "linear" else call["weight"]
+        own = [(x, y) for x, y in operands if x is not y and is_weight(x) and is_weight(y)]
+        if weights is not None:
+            own = [(x, y) for x, y in own if x is weights]
+        own = [(x, y) for x, y in own if root_of(x) != root_of(y)]
+        if not own:
+            found = any([self.walk(x, y, role) for x, y in operands])
+            if found:
+                self.strange.append(a)
+            return found
+        self.widths = self.widths or (a if not same_shape(shape_of(own[0][0]), shape_of(own[0][1])) else None)
+        if not self.own:
+            self.weights = own[0]
+        self.own.append((a, b))
+        taken = {node for pair in own for node in pair}
+        for x, y in operands:
+            if x not in taken or y not in taken:
+                self.walk(x, y, role)
+        return True
+
+    def piece(self, a: fx.Node, b: fx.Node) -> bool:
+        """Rows that are pieces of one tensor, by number."""
+        if (value := tensor_of(a)) is None or not value.dtype.is_floating_point:
+            self.alien = self.alien or value is not None
+        elif looked_up_rows(a, self.place):
+            self.routing.append(a)
+        else:
+            self.alien = True
+        return False
+
+    def differ(self, a: fx.Node, b: fx.Node, role: str) -> bool:
+        """Two things that are not alike."""
+        if role == "rows":
+            self.alien = True
+        elif varies(a) and varies(b):
+            self.routing.append(a)
+        return False
+
+    def why(self) -> tuple[fx.Node, str]:
+        """What keeps them from being the operator, as far as can be seen."""
+        if self.drops:
+            return self.drops[0], DRAWS
+        if self.widths is not None:
+            return self.widths, "the experts' parameters differ in shape"
+        firsts = [a for a, _ in self.own]
+        if len(firsts) == 1:
+            return firsts[0], "an expert is a single projection, and the operator's have two or three"
+        down = max(firsts)
+        others = {node for node in firsts if node is not down}
+        if any(reaches({node}, others - {node}, min(firsts)) for node in others):
+            return down, f"an expert has {len(firsts)} projections, one after another"
+        name = target_name(self.place)
+        return self.place, f"what the experts give meets in {name} in a way that the proof does not know"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What nodes are
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_of_one(call: Call) -> bool:
+    """Whether an operator works on each element of one tensor."""
+    return call.name in ELEMENTWISE and len(call.node.all_input_nodes) == 1
+
+
+def is_parameter(node: Any) -> bool:
+    """Whether it is, as far as the graph says: what gets gradients, or a float tensor of one axis."""
+    value = tensor_of(node) if node.op == "placeholder" else None
+    return value is not None and value.dtype.is_floating_point and (value.requires_grad or value.dim() < 2)
+
+
+def is_product(node: fx.Node) -> bool:
+    call = read_call(node)
+    return (call is not None and call.name in PRODUCTS) or node.target in OTHER_PRODUCTS
+
+
+def root_of(node: fx.Node) -> Any:
+    """The parameter that a node is a view of, and which row of it."""
+    rows: list[Any] = []
+    while node.op != "placeholder":
+        call = read_call(node)
+        if call is None or not isinstance(call.args.get("input"), fx.Node):
+            return None
+        if call.name in ("getitem", "select"):
+            if tensors_in(call["index"]):
+                return None
+            rows.append(str(call["index"]))
+        elif not call.op.alias and call.name != "clone":
+            return None
+        node = call["input"]
+    return (node, tuple(rows)) if is_parameter(node) else None
+
+
+def is_weight(node: fx.Node) -> bool:
+    root = root_of(node)
+    shape = shape_of(node) if root is not None else None
+    return shape is not None and len(shape) >= 2 and all(type(size) is int for size in shape)
+
+
+def is_column(node: Any, of: fx.Node) -> bool:
+    """Whether a factor scales whole rows: it has no axis of features."""
+    shape, whole = shape_of(node), shape_of(of)
+    return bool(shape and whole and same_size(shape[-1], 1) and not same_size(whole[-1], 1))
+
+
+def varies(node: fx.Node) -> bool:
+    """Whether it is a tensor of more than one number, and none that the program has from the start."""
+    shape = shape_of(node)
+    if shape is None or all(type(size) is int and size == 1 for size in shape):
+        return False
+    value = tensor_of(node)
+    assert value is not None
+    return not (value.dtype.is_floating_point and root_of(node) is not None)
+
+
+def tensors_in(values: Any) -> bool:
+    if isinstance(values, tuple | list):
+        return any(map(tensors_in, values))
+    return isinstance(values, fx.Node) and tensor_of(values) is not None

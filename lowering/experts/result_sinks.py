@@ -1,0 +1,95 @@
+"""Experts by where their results meet (missed_experts.py), where no front end has found them by their projections: what
+each gives, and the rows that it is made of, for module_reuse.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from moebius.lowering.experts.blocks import NoRows, found_rows
+from moebius.lowering.experts.missed_experts import MissedExperts, is_column, is_parameter
+from moebius.lowering.experts.rules_after import ROW_BY_ROW
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.values import shape_of, tensor_of, value_of
+
+INSIDE = ROW_BY_ROW | {"linear", "matmul", "addmm", "chunk", "split", "narrow", "getitem", "reshape", "dropout", "glu",
+                       "unbind", "where", "gt", "ge", "lt", "le", "t", "T", "mT", "transpose"}  # fmt: skip
+WRAPS = frozenset({"cast", "contiguous", "clone", "type_as"})
+FAR = 200
+
+
+def ends(one: MissedExperts) -> list[fx.Node]:
+    """What each expert gives, before it is scaled by the routing."""
+    return [before_scaling(result) for result in one.results]
+
+
+def before_scaling(node: fx.Node) -> fx.Node:
+    while (call := read_call(node)) is not None and not call.op.inplace:
+        if call.name == "mul":
+            wide = [n for n in (call["input"], call["other"]) if isinstance(n, fx.Node) and not is_column(n, node)]
+            if len(wide) != 1 or len(node.all_input_nodes) != 2:
+                break
+            node = wide[0]
+        elif call.name in WRAPS:
+            node = call["input"]
+        else:
+            break
+    return node
+
+
+def rows_behind(end: fx.Node) -> list[fx.Node] | None:
+    """The rows [S, D] that were looked up, each its own node, and of which the rest is computed row by row; None where
+    it is computed of something else."""
+    rows: list[fx.Node] = []
+    seen: list[fx.Node] = []
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        seen.append(node)
+        call = read_call(node)
+        if is_own(node):
+            return []
+        if call is None or call.op.inplace or len(seen) > FAR:
+            raise NoRows
+        if node is end or not (picks_rows(call) or is_one_of(call)):
+            if call.name not in INSIDE:
+                raise NoRows
+            return node.all_input_nodes
+        if len(shape_of(node) or ()) != 2:
+            raise NoRows
+        rows.append(node)
+        return []
+
+    return found_rows(rows, end, onwards)
+
+
+def is_own(node: fx.Node) -> bool:
+    """A parameter, or a view of one."""
+    while node.op != "placeholder":
+        call = read_call(node)
+        if call is None or not call.op.alias or not isinstance(call.args.get("input"), fx.Node) or picks_rows(call):
+            return False
+        node = call["input"]
+    value = tensor_of(node)
+    return is_parameter(node) or (value is not None and value.dim() < 2) or value is None
+
+
+def is_one_of(call: Call) -> bool:
+    """``parts[e]`` of a tensor of parts."""
+    return call.name == "getitem" and type(call["index"]) is int and tensor_of(call["input"]) is not None
+
+
+def picks_rows(call: Call) -> bool:
+    """Whether an operator picks rows of a tensor: a piece of it, or those at an index."""
+    if call.name == "rows_if":
+        return True
+    if call.name in ("index_select", "narrow"):
+        return call["dim"] == 0
+    if call.name != "getitem" or not isinstance(call["input"], fx.Node):
+        return False
+    if isinstance(value_of(call["input"]), tuple | list):
+        made = read_call(call["input"])
+        return made is not None and made.name in ("split", "chunk", "unbind") and made["dim"] == 0
+    keys: Any = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
+    first = keys[0] if keys else None
+    return (isinstance(first, slice) and first != slice(None)) or len(shape_of(first) or ()) > 0

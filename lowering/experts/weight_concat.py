@@ -1,0 +1,222 @@
+"""Weights that lowering joins for the experts operator (gate and up that are two parameters, experts with parameters of
+their own) are not joined where the operator takes the parts, and elsewhere not kept for backward.
+
+The joined tensor is a copy of all experts' weights, its gradient another, and autograd would keep the copies of every
+layer at once. So the operator's call says which parts its weights are of. On a CPU it computes with the parts where
+they lie, each of which gets its own gradient; elsewhere the parts are joined at the call, and joined again in backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.kernels import experts
+from moebius.kernels.separate_weights import experts_apart, refuse_other_data
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.sorting import project
+from moebius.lowering.experts.stacking import stack_experts
+from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.step.checkpoint import is_marked
+from moebius.lowering.torch_private import default_saved_tensors_hooks, version_of
+
+CONTRACT = Contract(
+    name="joining",
+    needs="a well-formed graph",
+    promises="a well-formed graph of the same meaning, whose experts operators keep no weights that were joined",
+    need=(well_formed,),
+    promise=(well_formed,),
+    run=lambda work: join_again(work),
+    wanted=lambda work: applies(work.options) and not is_marked(work.gm.graph),
+)
+
+WEIGHTS = ("gate_up_bias", "down_bias")  # keyword arguments of the operator that may be joined, besides two others
+JOINED = "joined"  # in a node's meta: lowering wrote this torch.cat, under the grad mode of the operator that reads it
+
+
+def applies(options: LoweringOptions) -> bool:
+    """Whether this pass runs: what comes after it (a mesh, a foreign backend) knows the plain operator only."""
+    return options.mesh is None and options.backend == "moebius"
+
+
+def join_again(work: Work) -> None:
+    """``experts(x, cat(a, b), …)`` becomes ``experts_of_parts(x, blocks of a and b, …)``."""
+    graph = work.gm.graph
+    nodes = graph.find_nodes(op="call_function", target=experts)
+    storage = Storage(graph) if nodes else None
+    for node in nodes:
+        assert storage is not None
+        given: dict[int | str, Any] = {1: node.args[1], 2: node.args[2]}
+        given.update({name: node.kwargs.get(name) for name in WEIGHTS})
+        blocks: dict[Any, Any] = {}
+        indices: list[Any] = []
+        for place, weight in given.items():
+            found = blocks_of(weight, storage, indices) if is_joined(weight) else None
+            if found is not None:
+                blocks[place] = found
+        if not blocks or len(set(indices)) > 1:
+            continue
+        node.target = experts_of_parts
+        node.args = tuple(blocks.get(i, argument) for i, argument in enumerate(node.args))
+        node.kwargs = {name: blocks.get(name, argument) for name, argument in node.kwargs.items()}
+        if indices and indices[0] is not None:
+            node.kwargs = {**node.kwargs, "hit": indices[0]}
+        work.loose += [weight for place, weight in given.items() if place in blocks]
+    for node in graph.find_nodes(op="call_function", target=project):
+        storage = storage or Storage(graph)
+        take_parts(work, node, storage)
+    drop_dead_code(work)
+
+
+def take_parts(work: Work, node: fx.Node, storage: Storage) -> None:
+    """``project(rows, stack_experts(…), …)`` takes the parameters where they lie."""
+    indices: list[Any] = []
+    args = list(node.args)
+    for place in (1, 3):
+        weight = args[place]
+        if not isinstance(weight, fx.Node) or not is_joined(weight):
+            continue
+        found = blocks_of(weight, storage, indices)
+        if found is not None and len(found) == 1 and isinstance(found[0][1], tuple):
+            args[place] = found[0]
+            work.loose.append(weight)
+    if len(set(indices)) < 2:
+        node.args = (*args, *indices[:1])
+
+
+def is_joined(weight: Any) -> bool:
+    """Whether lowering made this tensor of several."""
+    while isinstance(weight, fx.Node) and weight.target is torch.transpose:
+        weight = weight.args[0]
+    return isinstance(weight, fx.Node) and (weight.target is stack_experts or bool(weight.meta.get(JOINED)))
+
+
+def blocks_of(node: fx.Node, storage: Storage, indices: list[Any]) -> Any:
+    """The blocks of rows (kernels.separate_weights.Block) that a weight was joined of: views of the graph's inputs,
+    which are there in backward too; or None. indices: here go the routing indices that say which experts get
+    gradients."""
+    if node.target is torch.cat and node.meta.get(JOINED):
+        found = [blocks_of(part, storage, indices) for part in node.all_input_nodes]
+        return None if any(part is None for part in found) else tuple(block for part in found for block in part)
+    if node.target is torch.transpose and node.args[1:] == (1, 2) and isinstance(node.args[0], fx.Node):
+        found = blocks_of(node.args[0], storage, indices)
+        return None if found is None or len(found) != 1 else ((not found[0][0], found[0][1]),)
+    if node.target is stack_experts:
+        index, *parts = node.args
+        indices.append(index)
+        return ((False, tuple(parts)),)  # the graph's inputs: rewrite.py's iterations stack nothing else
+    return ((False, node),) if all(root.op == "placeholder" for root in storage.roots[node]) else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When the graph runs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def experts_of_parts(
+    x: torch.Tensor, gate_up: Any, down: Any, index: torch.Tensor, weight: torch.Tensor | None, activation: str, *,
+    gate: str, gate_up_bias: Any, down_bias: Any, save: str = "default", precision: str = "",
+    hit: torch.Tensor | None = None,
+) -> Any:
+    """``experts(…)`` whose weights may each be a tensor or blocks of rows (kernels.separate_weights.Block), joined as
+    its contract wants them. hit: as in :func:`stack_experts`.
+
+    Backward raises RuntimeError where a part was changed in place since, as it does for every tensor that is kept.
+    """
+    named = {"gate": gate, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    if takes_parts(x, save, precision):
+        return experts_apart(x, gate_up, down, index, weight, activation, **named, save=save, hit=hit)
+    known: dict[int, Any] = {}
+
+    def joined(weight: Any) -> Any:
+        if weight is None or isinstance(weight, torch.Tensor):
+            return weight
+        made = join(weight, hit)
+        known[made.untyped_storage().data_ptr()] = weight
+        return made
+
+    args = (x, joined(gate_up), joined(down), index, weight, activation)
+    options = {**named, "gate_up_bias": joined(gate_up_bias), "down_bias": joined(down_bias), "save": save}
+    if not torch.is_grad_enabled():
+        return experts(*args, **options, precision=precision)
+    outer = default_saved_tensors_hooks()  # of an activation checkpoint around this step, for one
+    keep, give = outer if outer is not None else (same, same)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        blocks = known.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if blocks is None:
+            return False, keep(tensor)
+        layout = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return True, (kept_parts(blocks, keep), layout)
+
+    def unpack(packed: Any) -> torch.Tensor:
+        is_joined, held = packed
+        if not is_joined:
+            return give(held)
+        blocks, layout = held
+        with torch.no_grad():
+            return join(given_back(blocks, give)).as_strided(*layout)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return experts(*args, **options, precision=precision)
+
+
+def takes_parts(x: torch.Tensor, save: str, precision: str) -> bool:
+    """Whether there is a form of the operator that computes with the parts."""
+    plain = save != "fp8" and not precision and not torch.is_autocast_enabled(x.device.type)
+    return x.device.type == "cpu" and plain
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def join(blocks: Any, hit: torch.Tensor | None = None) -> torch.Tensor:
+    """[E, rows, …]: blocks of rows as one tensor."""
+    made = []
+    for turned, parts in blocks:
+        block = parts if isinstance(parts, torch.Tensor) else stack_experts(hit, *parts)
+        made.append(block.mT if turned else block)
+    return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+
+def kept_parts(blocks: Any, keep: Any) -> Any:
+    """The blocks with what the outer hooks make of each part, and the version that the part has now; and where it lies,
+    if autograd would look there again."""
+
+    def kept(part: torch.Tensor, address: int | None = None) -> Any:
+        return keep(part.detach()), part, version_of(part), address
+
+    return [
+        (
+            turned,
+            kept(parts)
+            if isinstance(parts, torch.Tensor)
+            else [kept(part, part.data_ptr() if turned and part.is_leaf else None) for part in parts],
+        )
+        for turned, parts in blocks
+    ]
+
+
+def given_back(blocks: Any, give: Any) -> Any:
+    """What was kept of blocks, as tensors again."""
+
+    def given(kept: Any) -> torch.Tensor:
+        held, part, version, address = kept
+        if address is not None:
+            refuse_other_data([(part, address)])
+        if version_of(part) != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"expert's weight of shape {tuple(part.shape)} has version {version_of(part)}, and had {version}"
+            )
+        return give(held)
+
+    return [(turned, tuple(map(given, held)) if isinstance(held, list) else given(held)) for turned, held in blocks]
+
+
+fx.wrap("experts_of_parts")
