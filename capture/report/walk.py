@@ -28,12 +28,14 @@ class Walk(cmd.Cmd):
         if stdin is not None:
             self.prompt = ""
         self.recordings, self.breakpoints = recordings, set[tuple[str, int]]()
-        self.open(0)
+        self.open(next((number for number, one in enumerate(recordings) if one.differs is not None), 0))
 
     def open(self, number: int) -> None:
-        """Go to the beginning of a capture."""
+        """Go to the beginning of a capture, or to what ``verify=`` found in it."""
         self.number, self.recording = number, self.recordings[number]
-        self.at = self.shown = 0  # the moment of the capture, and the one of its stack that is looked at
+        differs = self.recording.differs
+        # the moment of the capture, and the one of its stack that is looked at
+        self.at = self.shown = 0 if differs is None else self.recording.of_operator(differs[0])
 
     def say(self, text: str) -> None:
         print(text, file=self.stdout)
@@ -64,6 +66,8 @@ class Walk(cmd.Cmd):
         if self.at == len(moments) - 1:
             then = " that was written down" if self.recording.is_cut else f"; then {self.recording.outcome}"
             self.say("the last line" + then)
+        if (differs := self.recording.differs) is not None and self.recording.of_operator(differs[0]) == self.at:
+            self.say(differs[1])
 
     def go(self, step: int, stops: Callable[[int], bool]) -> None:
         """To the next moment in a direction that stops the walk, or to the end."""
@@ -191,10 +195,11 @@ class Walk(cmd.Cmd):
         for number, one in enumerate(self.recordings):
             mark = ">" if number == self.number else " "
             name = f"{one.function} ({os.path.basename(one.file)}:{one.line})"
-            self.say(f"{mark} {number + 1}  {name}: {len(one.moments)} lines; {one.outcome}")
+            differs = "" if one.differs is None else "; differs from plain Python"
+            self.say(f"{mark} {number + 1}  {name}: {len(one.moments)} lines; {one.outcome}{differs}")
 
     def do_capture(self, arg: str) -> None:
-        """capture N: go to the beginning of capture N."""
+        """capture N: go to the beginning of capture N, or to the first operator that ``verify=`` found to differ."""
         if not arg.isdigit() or not 1 <= int(arg) <= len(self.recordings):
             self.say(f"capture needs a number from 1 to {len(self.recordings)}")
             return

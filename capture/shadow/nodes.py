@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .compare import tensors_differ
+
+Ran = tuple[types.CodeType, fx.GraphModule, tuple]  # what a graph was captured of, the graph, copies of its inputs
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Walker(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, calls: list[Call], start: int = 0):
         super().__init__(gm)
-        self.calls, self.at, self.found, self.compared = calls, start, "", 0
+        self.calls, self.at, self.compared = calls, start, 0
+        self.found: tuple[str, fx.Node] | None = None
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -63,22 +67,23 @@ class Walker(fx.Interpreter):
         self.at, self.compared = match + 1, self.compared + 1
         if different := tensors_differ(kept(result), self.calls[match].result):
             file, line, _ = n.meta.get("where", ("", 0, ""))
-            self.found = f"{n.name} ({name}, {file}:{line}): {different}"
+            self.found = f"{n.name} ({name}, {file}:{line}): {different}", n
         return result
 
 
-def first_difference(graphs: list[tuple[fx.GraphModule, tuple]], calls: list[Call]) -> str:
-    """In words, for the report. graphs: those that the captured call ran, with copies of their inputs, in order."""
+def first_difference(graphs: list[Ran], calls: list[Call]) -> tuple[str, tuple[types.CodeType, fx.Node] | None]:
+    """In words, for the report; and which node of what code, if one can be named. graphs: those that the captured call
+    ran, in order."""
     at = compared = 0
-    for gm, inputs in graphs:
+    for code, gm, inputs in graphs:
         walker = Walker(gm, calls, at)
         try:
             walker.run(*inputs)
         except Exception as error:  # the report says so; the difference itself stands
-            return f"unknown: the graph cannot be run node by node ({type(error).__name__}: {error})"[:200]
+            return f"unknown: the graph cannot be run node by node ({type(error).__name__}: {error})"[:200], None
         at, compared = walker.at, compared + walker.compared
         if walker.found:
-            return walker.found
-    if not graphs:
-        return "none: no graph ran"
-    return f"none of the {compared} operators that were compared: what the backend made of the graph, or an effect"
+            text, node = walker.found
+            return text, (code, node)
+    none = f"none of the {compared} operators that were compared: what the backend made of the graph, or an effect"
+    return none if graphs else "none: no graph ran", None

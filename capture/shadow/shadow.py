@@ -14,9 +14,10 @@ import torch
 from ..bytecode.hidden_frames import hidden
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
+from ..trace.recorder import Recordings
 from .compare import Comparison
 from .copies import RandomState, copy_call
-from .nodes import Recorder, first_difference, kept
+from .nodes import Ran, Recorder, first_difference, kept
 
 
 class Captured(Protocol):
@@ -85,8 +86,10 @@ class Shadow:
         self.verified += 1
         if found:
             after = RandomState()
-            node = first_difference(graphs, recorder.calls)
+            node, place = first_difference(graphs, recorder.calls)
             after.restore()
+            if place is not None:
+                Recordings.mark(*place, f"call {self.count} differs from plain Python here: {node}")
             self.differences.append(Difference(found, node, self.count))
             warnings.warn(
                 f"moebius: call {self.count} of {owner.function.__qualname__} differs from plain Python: {found}; "
@@ -115,14 +118,14 @@ def spoken(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
-def watched_graphs(owner: Captured) -> Iterator[list[tuple[torch.fx.GraphModule, tuple]]]:
-    """The graphs that run meanwhile, with copies of their inputs."""
-    ran: list[tuple[torch.fx.GraphModule, tuple]] = []
+def watched_graphs(owner: Captured) -> Iterator[list[Ran]]:
+    """The graphs that run meanwhile."""
+    ran: list[Ran] = []
     patched: list[tuple[dict[str, Any], Any]] = []
 
-    def watch(namespace: dict[str, Any], graph: Any, gm: torch.fx.GraphModule) -> None:
+    def watch(namespace: dict[str, Any], graph: Any, code: types.CodeType, gm: torch.fx.GraphModule) -> None:
         def watched(*inputs: Any) -> Any:
-            ran.append((gm, tuple(copied(i) for i in inputs)))
+            ran.append((code, gm, tuple(copied(i) for i in inputs)))
             return graph(*inputs)
 
         patched.append((namespace, graph))
@@ -132,7 +135,7 @@ def watched_graphs(owner: Captured) -> Iterator[list[tuple[torch.fx.GraphModule,
         for segment in member.segments:
             namespace = getattr(segment.run, "__globals__", {})
             if segment.captured is not None and "m_graph" in namespace:
-                watch(namespace, namespace["m_graph"], segment.captured.gm)
+                watch(namespace, namespace["m_graph"], member.function.__code__, segment.captured.gm)
     try:
         yield ran
     finally:

@@ -29,6 +29,15 @@ class Recordings:
     is_on = False
     kept: list[Recording] = []
 
+    @classmethod
+    def mark(cls, code: types.CodeType, node: fx.Node, text: str) -> None:
+        """An operator of what was captured of this code gave something else than plain Python did."""
+        where = code.co_qualname, code.co_filename, code.co_firstlineno
+        for one in cls.kept:
+            number = next((n for n, words in one.operators if words.split(" = ")[0].strip() == node.name), None)
+            if number is not None and (one.function, one.file, one.line) == where:
+                one.differs = number, text
+
 
 class Recorder:
     """Of one attempt."""

@@ -32,6 +32,8 @@ class Recording:
 
     guards: in the order in which they were met. operators: of each node of the graph which one it was, and its text;
     some were not needed and are not there. outcome: how the attempt ended.
+    differs: what ``verify=`` found, the last time: the number of the first operator that gave something else than plain
+    Python did, and a text.
     """
 
     function: str
@@ -42,6 +44,11 @@ class Recording:
     operators: list[tuple[int, str]] = field(default_factory=list)
     outcome: str = ""
     is_cut: bool = False  # it had more than MOST_LINES
+    differs: tuple[int, str] | None = None
+
+    def of_operator(self, number: int) -> int:
+        """The moment whose line added an operator."""
+        return max((at for at, moment in enumerate(self.moments) if moment.operators < number), default=0)
 
     def depth(self, at: int) -> int:
         """How many callers the frame at a moment has."""

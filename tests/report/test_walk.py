@@ -15,6 +15,7 @@ import torch
 
 from moebius import capture
 from moebius.report.walk import Walk
+from moebius.tensors.graphs import GraphWriter
 from moebius.trace.recorder import Recordings
 from moebius.trace.recording import Recording
 
@@ -125,6 +126,31 @@ def test_forwards_and_backwards(recordings: list[Recording]) -> None:
     assert places(told(recordings, there + back)) == forwards + forwards[-2::-1]
     assert places(told(recordings, "c; rc")) == ["1", str(count), "1"]
     assert "this is the beginning" in told(recordings, "rs") and "this is the end" in told(recordings, "c; s")
+
+
+def test_a_difference_opens_the_walk_at_its_operator(
+    recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second capture of three has a wrong number in its graph: a line of ``scaled``."""
+    original = GraphWriter.node
+
+    def spoiled(self: Any, op: str, target: Any, args: Any, kwargs: Any) -> Any:
+        return original(self, op, target, (args[0], 4.0) if args[1:] == (2.0,) else args, kwargs)
+
+    x = torch.ones(2, 3)
+    capture(generators, backend="eager", verify=1)(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphWriter, "node", spoiled)
+        with pytest.warns(UserWarning, match="differs from plain Python"):
+            capture(straight, backend="eager", verify=1)(x)
+    capture(branches_and_loops, backend="eager", verify=1)(x)
+    text = told(recordings, "w; captures; capture 1; capture 2; rs; s")
+    line = scaled.__code__.co_firstlineno + 1
+    assert places(text) == ["2", "1", "2", "1", "2"]
+    assert text.count(f"mul (mul, {__file__}:{line}): numbers differ by 2") == 3
+    assert "\n> test_walk.py:" + str(line) + " in scaled" in text
+    assert sum("; differs from plain Python" in words for words in text.splitlines()) == 1
+    assert places(told(recordings[:1], "s")) == ["1", "2"]
 
 
 def test_next_goes_over_calls_and_breakpoints_stop_in_them(recordings: list[Recording]) -> None:
