@@ -118,7 +118,7 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
-        self.outlived, self.varying = StaleCapture(), Varying()
+        self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.deferred_state = DeferredState([])
         self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
@@ -469,7 +469,7 @@ class Captured:
                 continue
             opened = open_place(self.assumptions, fact, segment.guards, args, kwargs)
             served = self.entry.hits - segment.hits_before >= RARE
-            goes = (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment)
+            goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
                 hint = hint_of(fact, args, kwargs)
                 tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs))
@@ -565,7 +565,7 @@ class Captured:
         self.assumptions.forget()
         self.misses.clear()
         self.given_up, self.unused, self.races, self.counted, self.superseded = "", 0, 0, (0, 0), 0
-        self.outlived, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
+        self.stale_captures, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 
 
 def tell_before_it_goes(captured: Captured, everybody: list[Callable[[Captured], None]] = BEFORE_IT_GOES) -> None:

@@ -45,7 +45,7 @@ OURS = sys.getrefcount(ONE[0])  # the list's, and what the look at a count adds 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Hanging:
+class Reachable:
     """objects: all that a reference leads to from the first ones; links: of each, the indices of what it refers to.
 
     Not through types, Python modules and the globals of functions: what a program's own names hold, it can let go.
@@ -101,21 +101,21 @@ Captures = Iterable[tuple[CompiledGuards, Callable[..., Any]]]  # guards, and wh
 
 def is_held_by_captures_alone(model: weakref.ref, captures: Captures) -> bool:
     """Whether the model would die without these captures."""
-    hanging = Hanging([model()])  # (no variable of ours holds it while references are counted)
-    if not hanging.complete:
+    reachable = Reachable([model()])  # (no variable of ours holds it while references are counted)
+    if not reachable.complete:
         return False
-    counts = [0] * len(hanging.objects)
-    for held in hanging.links:
+    counts = [0] * len(reachable.objects)
+    for held in reachable.links:
         for place in held:
             counts[place] += 1
     for guards, run in captures:
         for kept in held_by(guards, run):
-            if (at := hanging.places.get(id(kept))) is not None:
+            if (at := reachable.places.get(id(kept))) is not None:
                 counts[at] += 1
     kept = None
-    objects = hanging.objects
+    objects = reachable.objects
     outside = [i for i in range(len(objects)) if sys.getrefcount(objects[i]) - OURS > counts[i]]
-    return not hanging.lead_to_the_first(outside)
+    return not reachable.lead_to_the_first(outside)
 
 
 def held_by(guards: CompiledGuards, run: Callable[..., Any]) -> Iterator[Any]:
@@ -176,7 +176,7 @@ class ReferenceCycles:
             return
         if (known := self.watched.get(id(model))) is not None and known.model() is model:
             known.let_go.append(let_go)
-        elif Hanging([model]).lead_back:
+        elif Reachable([model]).lead_back:
             self.watched[id(model)] = Watched(reference, [let_go])
             if self.at_a_collection not in gc.callbacks:
                 gc.callbacks.append(self.at_a_collection)

@@ -68,7 +68,8 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
         cls, entries = rest[:2]
         for name, then in entries.items():
             held = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
-            if not issubclass(type(then), torch.Tensor):  # (one of those is an input from then on: ``opening``)
+            # (one of those is an input from then on: ``generalize_guards``)
+            if not issubclass(type(then), torch.Tensor):
                 yield f"{fact.record.source}.{name}", unwrapped(then), unwrapped(held)
     elif kind == "function":
         function, _, defaults, by_keyword = rest

@@ -1,8 +1,8 @@
 """What a trace reads and writes of all that lives longer than one instruction, in one order.
 
 Every read and every write of state goes through here. So whoever asks whether state is as it was, or what a call
-depends on, asks one place: a layer that is written again for another one (``blocks``), a call that backward runs once
-more (``rerun``), a cached function that would look past what the step has changed (``calls``).
+depends on, asks one place: a layer that is written again for another one (``module_reuse``), a call that backward runs
+once more (``recompute``), a cached function that would look past what the step has changed (``calls``).
 
 A read is an event ``(kind, owner, key, value)``. A kind in ``now`` has a function that finds what a read of it would
 find now; any other counts as changed when its owner is written to. The owner ANYTHING stands for what cannot be said:

@@ -27,12 +27,12 @@ from .store import Store
 
 
 class Lifetimes(Store):
-    """Part of ``Objects``. hanging: ids of models and optimizers, and of what was reached from one of them.
+    """Part of ``Objects``. model_owned: ids of models and optimizers, and of what was reached from one of them.
     namespaces: ids of the dicts of globals."""
 
     def by_its_way(self, record: Record, value: Any) -> bool:
         """Whether an entry of a dict that is always the same one is walked to at each call."""
-        if id(record.obj) in self.hanging:
+        if id(record.obj) in self.model_owned:
             return False
         if issubclass(type(value), torch.Tensor):
             return id(record.obj) in self.namespaces
@@ -40,15 +40,15 @@ class Lifetimes(Store):
 
     def hangs(self, parent: Any, child: Any) -> None:
         """``child`` was read in ``parent``."""
-        if id(parent) in self.hanging and type(child) not in ATOMS:
-            self.hanging.add(id(child))
+        if id(parent) in self.model_owned and type(child) not in ATOMS:
+            self.model_owned.add(id(child))
 
     def lives_by_itself(self, value: Any) -> None:
         """A model or optimizer was met."""
         if can_die(value):
-            self.hanging.add(id(value))
+            self.model_owned.add(id(value))
             if (namespace := raw_dict(value)) is not None:
-                self.hanging.add(id(namespace))
+                self.model_owned.add(id(namespace))
 
     def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True) -> None:
         """A write waits for the graph, and so does the death of what it lets go: a break where that runs code."""

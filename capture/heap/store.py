@@ -45,7 +45,7 @@ class Store:
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
-        self.hanging: set[int] = set()
+        self.model_owned: set[int] = set()
         self.let_go: set[tuple[int, Any]] = set()  # places whose old contents may die: owner's id, and key
         self.dying: list[Any] = []  # what may die where the step breaks for that: no guard holds it
         self.namespaces: set[int] = set()

@@ -42,8 +42,9 @@ class GraphScope:
         self.expressions: dict[Any, Any] = {}
         self.taken: dict[str, int] = {}  # names of placeholders, and how many more were to have each
         self.anchor: fx.Node | None = None  # placeholders go after it
-        self.noted: set[str] = set()  # what happened in it, or in a graph within: ``histories``
-        self.certain: dict[Any, Any] = {}  # of the root: what is known of each node of autograd's, for ``histories``
+        self.noted: set[str] = set()  # what happened in it, or in a graph within: ``autograd_joins``
+        # of the root: what is known of each node of autograd's, for ``autograd_joins``
+        self.certain: dict[Any, Any] = {}
 
     def placeholder(self, name: str) -> fx.Node:
         """A new input, after those that are there. Its name is its own: it becomes a parameter's."""

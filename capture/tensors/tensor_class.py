@@ -2,7 +2,7 @@
 
 Those of its own are interpreted. What stands in torch's place is a graph break where it is asked for: a node that calls
 a method by its name would find it. Where it is an operator, or what capture itself asks a tensor for, nothing is
-captured (``meanwhile``): every graph relies on them.
+captured (``cache.environment_changes``): every graph relies on them.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class MissedExperts:
     results: list[fx.Node] = field(default_factory=list)
 
 
-def overlooked(graph: fx.Graph) -> list[MissedExperts]:
+def missed_experts(graph: fx.Graph) -> list[MissedExperts]:
     """All places of a graph that are layers of experts."""
     found: list[MissedExperts] = []
     for place, results, condition in meetings(graph):

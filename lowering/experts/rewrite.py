@@ -36,7 +36,7 @@ from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.hoisted_conditionals import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
-from moebius.lowering.experts.missed_experts import MissedExperts, overlooked
+from moebius.lowering.experts.missed_experts import MissedExperts, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.proof import prove
 from moebius.lowering.experts.routing import Allowed, proven_within
@@ -163,9 +163,9 @@ def replace_meeting(work: Work) -> None:
 
 
 def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
-    """overlooked(), or nothing where it fails: the report says that."""
+    """missed_experts(), or nothing where it fails: the report says that."""
     try:
-        return overlooked(graph)
+        return missed_experts(graph)
     except Exception:
         return []
 
@@ -175,7 +175,7 @@ def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
     drop_dead_code(work)
     known = {(region.file, region.line) for region in work.regions if not region.lowered}
     try:
-        found = overlooked(work.gm.graph)
+        found = missed_experts(work.gm.graph)
     except Exception as error:  # nobody loses a graph for a line of its report
         place = next((node for node in work.gm.graph.nodes if where_of(node)[0]), work.gm.graph.output_node())
         found = [MissedExperts(0, place, place, f"{DEFECT}: {type(error).__name__}: {error}", set())]

@@ -221,7 +221,7 @@ def test_experts_by_other_numbers_are_refused():
 
 
 def test_experts_by_other_numbers_need_the_detector(monkeypatch):
-    monkeypatch.setattr(rewrite, "overlooked", lambda graph: [])
+    monkeypatch.setattr(rewrite, "missed_experts", lambda graph: [])
     regions, faults, _ = run(another_column)
     assert not regions and not faults
 

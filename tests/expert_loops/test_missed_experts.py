@@ -278,7 +278,7 @@ def test_a_failing_search_costs_a_line_of_the_report_only(monkeypatch):
     def fails(graph):
         raise ValueError("a bug")
 
-    monkeypatch.setattr(rewrite, "overlooked", fails)
+    monkeypatch.setattr(rewrite, "missed_experts", fails)
     graphs, regions = regions_of(two_by_name, layer=More)
     assert graphs == 1 and len(regions) == 1 and rewrite.DEFECT in regions[0].refusal
 
