@@ -498,7 +498,7 @@ def test_positions_along_the_axis_of_experts_are_their_numbers(chosen: str) -> N
 def test_switched_off() -> None:
     """Without the one, grouped products stay; without the other, rows do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "gather_weights", lambda work: grouped.ConditionalList())
+        patch.setattr(grouped, "gather_weights", lambda work: grouped.Gathered())
         (region,) = compared(made(source_of(*USUAL)))[0]
         assert not region.lowered and grouped.NO_LAYER in region.refusal
     with pytest.MonkeyPatch.context() as patch:
