@@ -119,7 +119,7 @@ DISTURBANCES = {  # of a tensor [tokens, width], or of nothing but the time at w
     "hook": hooked, "hook that looks": lambda t: watched(t, []), "branch": branched, "while": halved,
     "a loop over tokens": by_number, "try": caught, "retain_grad": kept, "checkpoint": checkpointed,
     "saved tensors": hooks_of_saved, "multi hook": graph_wide,
-    "break": lambda t: moebius.graph_break() or t,
+    "break": lambda t: natively(bool) or t,
 }
 PLACES = ("first", "before experts", "after experts", "between layers", "loss")
 
@@ -283,12 +283,15 @@ class Signs(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
                     state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
                     parameter.add_(torch.tanh(state["mean"]), alpha=-group["lr"])
+        return loss
 
 
 def around(function):
@@ -355,7 +358,7 @@ def model_called_again(model, optimizer, parts):
 @around
 def norms_are_logged(model, optimizer, parts):
     (loss := mean_of_losses(model, parts)).backward()
-    print([(float(p.grad.norm()), p.detach().abs().max().item()) for p in model.parameters()])
+    print([(float(p.grad.norm()), p.detach().abs().max().item()) for p in model.parameters() if p.grad is not None])
     return loss
 
 
@@ -377,7 +380,7 @@ def in_a_closure(model, optimizer, parts):
         return loss
 
     loss = optimizer.step(closure)
-    return loss.detach(), nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    return loss.detach(), nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
 
 def clamp_gradient(parameter):
