@@ -170,10 +170,11 @@ def now_at(source: Source, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> A
 
 
 def outer(source: Source) -> Source:
-    """The object that a part belongs to which only Python itself reads: a function's defaults. (What a method is bound
-    to is the program's own.)"""
-    while isinstance(source, Part) and (source.operation == "instance_dict" or str(source.operand).startswith("__")):
-        if source.operand == "__self__":
+    """The object that a part belongs to which only Python itself reads: a function's defaults, one of them. (What a
+    method is bound to is the program's own.)"""
+    while isinstance(source, Part) and source.operand != "__self__":
+        item = isinstance(source.parent, Part) and source.parent.operand in ("__defaults__", "__kwdefaults__")
+        if not (item or source.operation == "instance_dict" or str(source.operand).startswith("__")):
             break
         source = source.parent
     return source

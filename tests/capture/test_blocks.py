@@ -11,7 +11,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.hook import ABSENT
 from moebius.python.domain import TrackingDomain
-from moebius.regions.module_reuse import Blocks
+from moebius.regions.module_reuse import ModuleReuse
 
 MODE = contextvars.ContextVar("mode", default=1.0)
 SCALES = {"now": 1.0}
@@ -53,7 +53,7 @@ class Stack(nn.Module):
 def reused(monkeypatch):
     """Classes of the modules that were written again."""
     found = []
-    plain = Blocks.write_again
+    plain = ModuleReuse.write_again
 
     def counting(self, block, module, arguments):
         result = plain(self, block, module, arguments)
@@ -61,7 +61,7 @@ def reused(monkeypatch):
             found.append(type(module).__name__)
         return result
 
-    monkeypatch.setattr(Blocks, "write_again", counting)
+    monkeypatch.setattr(ModuleReuse, "write_again", counting)
     return found
 
 
@@ -437,7 +437,7 @@ def test_only_distinct_layers_are_interpreted(monkeypatch):
         return counted[0]
 
     assert instructions(40) < 2 * instructions(4)
-    monkeypatch.setattr(Blocks, "write_again", lambda *_: ABSENT)
+    monkeypatch.setattr(ModuleReuse, "write_again", lambda *_: ABSENT)
     assert instructions(40) > 5 * instructions(4)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.guards.recorder import GuardRecorder
 from moebius.heap.class_attributes import ClassAttributes
-from moebius.regions.module_reuse import Blocks
+from moebius.regions.module_reuse import ModuleReuse
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5)
 
@@ -585,12 +585,12 @@ class WatchedNothing:
 
 
 def test_equal_layers_ask_the_class_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Blocks.key_of
+    real = ModuleReuse.key_of
 
-    def key_of(self: Blocks, *args: Any) -> Any:
+    def key_of(self: ModuleReuse, *args: Any) -> Any:
         key = real(self, *args)
         return None if key is None else key[:-1]
 
-    monkeypatch.setattr(Blocks, "key_of", key_of)
+    monkeypatch.setattr(ModuleReuse, "key_of", key_of)
     with pytest.raises(AssertionError, match="call "):
         compare(equal_layers, "eager", ROWS)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moebius import capture
-from moebius.regions.module_reuse import Blocks
+from moebius.regions.module_reuse import ModuleReuse
 
 
 class Outer(nn.Module):
@@ -74,7 +74,7 @@ def whole_layer(model: nn.Module, on: bool) -> None:
 def test_a_module_that_is_thawed_in_the_step(freeze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, plain = thawed(freeze)
     assert ours == plain
-    monkeypatch.setattr(Blocks, "forget", lambda self: None)
+    monkeypatch.setattr(ModuleReuse, "forget", lambda self: None)
     ours, plain = thawed(freeze)
     assert ours != plain
 
@@ -126,7 +126,7 @@ def test_each_module_runs_with_its_own_weights(make) -> None:  # type: ignore[no
 
 
 def test_with_the_check_switched_off_the_answer_is_wrong(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(Blocks, "hold_together", lambda self, plan, pairs: None)
+    monkeypatch.setattr(ModuleReuse, "hold_together", lambda self, plan, pairs: None)
     torch.manual_seed(0)
     model, x = shared_last(), torch.randn(2, 3)
     assert not torch.equal(capture(step, backend="eager")(model, x), step(model, x))

@@ -218,8 +218,7 @@ def counts_that_are_not_positive(x, moe):
 
 @spelled(LOWERED)
 def between_cumulated_counts(x, moe):
-    """`ends = bincount.numpy().cumsum(0)`, `if start == end: continue`, `scatter_add_(0, token.view(-1, 1).repeat(1,
-    D), rows)`"""  # noqa: E501
+    """`ends = bincount.numpy().cumsum(0)`, `if start == end: continue`, `scatter_add_(0, token.view(-1, 1).repeat(1, D), rows)`"""  # noqa: E501
     weight, index = moe.route(x)
     order = index.view(-1).argsort(stable=True)
     ends = index.view(-1).bincount(minlength=E).cpu().numpy().cumsum(0)
@@ -236,8 +235,7 @@ def between_cumulated_counts(x, moe):
 
 @spelled(LOWERED)
 def slices_between_tensors(x, moe):
-    """`ends = cat((zero, histc(…).cumsum(0)))`, `out[ends[e]:ends[e + 1]] = f(x[ends[e]:ends[e + 1]])`, `index_copy_`
-    (Megatron)"""  # noqa: E501
+    """`ends = cat((zero, histc(…).cumsum(0)))`, `out[ends[e]:ends[e + 1]] = f(x[ends[e]:ends[e + 1]])`, `index_copy_` (Megatron)"""  # noqa: E501
     weight, index = moe.route(x)
     order = index.view(-1).argsort(stable=True)
     counts = torch.histc(index.float(), bins=E, min=0, max=E).cpu().to(torch.int64)
@@ -254,8 +252,7 @@ def slices_between_tensors(x, moe):
 
 @spelled(PROJECTED)
 def routing_in_batches(x, moe):
-    """routing kept [B, T, K]: `batch, token, slot = torch.where(index == e)`, `out[batch, token] += …`, single
-    projections"""  # noqa: E501
+    """routing kept [B, T, K]: `batch, token, slot = torch.where(index == e)`, `out[batch, token] += …`, single projections"""  # noqa: E501
     x = x.view(2, -1, D)
     weight, index = torch.topk(moe.gate(x), K)
     weight = softmax(weight, dim=2)
@@ -268,8 +265,7 @@ def routing_in_batches(x, moe):
 
 @spelled(LOWERED)
 def balanced_assignment(x, moe):
-    """top-1 by `topk(1).indices.squeeze(1)`, tokens sorted by expert, `split`, a gate of each row and its residual
-    (BASE)"""  # noqa: E501
+    """top-1 by `topk(1).indices.squeeze(1)`, tokens sorted by expert, `split`, a gate of each row and its residual (BASE)"""  # noqa: E501
     best = (x @ moe.gate.weight.t()).detach().topk(1, dim=1).indices.squeeze(1)
     order = best.argsort(stable=True)
     rows = x[order]
@@ -281,8 +277,7 @@ def balanced_assignment(x, moe):
 
 @spelled(LOWERED)
 def counted_masks(x, moe):
-    """`mask = (index == e).any(-1)`, `if mask.sum() > 0:`, `out[mask] += y * (weight * (index == e)).sum(-1)[mask,
-    None]`"""  # noqa: E501
+    """`mask = (index == e).any(-1)`, `if mask.sum() > 0:`, `out[mask] += y * (weight * (index == e)).sum(-1)[mask, None]`"""  # noqa: E501
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e, expert in enumerate(moe.experts):

@@ -174,8 +174,7 @@ def reduced_by_scatter(x, moe):
 
 @spelled(LOWERED)
 def mask_of_tokens(x, moe):
-    """`mask = zeros(T, E, bool).scatter_(1, index, True)`, `token = mask[:, e].nonzero().squeeze(-1)`, `if
-    token.numel() == 0: continue`"""  # noqa: E501
+    """`mask = zeros(T, E, bool).scatter_(1, index, True)`, `token = mask[:, e].nonzero().squeeze(-1)`, `if token.numel() == 0: continue`"""  # noqa: E501
     weight, index = moe.route(x)
     mask = torch.zeros(len(x), E, dtype=torch.bool).scatter_(1, index, True)
     gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)

@@ -40,14 +40,14 @@ def test_the_comparison_notices_a_bit():
 
 
 def test_a_page_is_made_of_what_was_measured():
-    row = measure("tasks_in_iterations", steps=STEPS).as_dict()
+    row = measure("tasks_in_turns", steps=STEPS).as_dict()
     failed = {"eager": {"error": "x"}, "moebius": {"error": "y"}}
-    text = page({"tasks_in_iterations": {"eager": row, "moebius": row}, "other": failed})
-    assert "| tasks_in_iterations | habits | equal |" in text and "| other | | error: x | error: y |" in text
+    text = page({"tasks_in_turns": {"eager": row, "moebius": row}, "other": failed})
+    assert "| tasks_in_turns | habits | equal |" in text and "| other | | error: x | error: y |" in text
 
 
 def test_a_page_keeps_the_rows_that_were_not_measured_again():
-    row = measure("tasks_in_iterations", steps=STEPS).as_dict()
+    row = measure("tasks_in_turns", steps=STEPS).as_dict()
     row["step"] = row["plain"]
     other = {**row, "step": 3 * row["plain"], "regions": 4, "lowered": 3, "breaks": ["a|b"]}
     before = page({"a": {"eager": row, "moebius": row}, "b": {"eager": row, "moebius": other}})

@@ -388,7 +388,7 @@ def test_a_call_that_is_put_off_is_made_when_the_frame_is_left():
         entries["fails"](10_000)
     assert finish(step(3, [])) == "end" and finish(7) == 7
     put_off = entries["step"].later(3, seen)
-    assert type(put_off).__name__ == "Rest"
+    assert type(put_off).__name__ == "Continuation"
     held = weakref.ref(entries.pop("step"))
     del put_off, entry, step
     gc.collect()
