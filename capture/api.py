@@ -314,16 +314,19 @@ def report_of(captured: Captured) -> Report:
     capture of each part of it; what ran natively was not looked at."""
     report = new_report(captured)
     report.status, report.why = ("native" if captured.given_up else "captured"), captured.given_up
-    for member in captured.family():
+    family = [member for member in captured.family() if member.segments or member.left]
+    a_call = sum((member.segments or member.left)[-1].captured is not None for member in family)
+    report.calls = captured.entry.hits, captured.entry.hits + captured.entry.misses, a_call
+    for member in family:
         segments = member.segments or member.left
         for segment in segments:
             add_segment(report, segment, member.function.__code__)
             if segment.graph_break is not None:
                 took = None if segment.native is None else segment.native.seconds
                 report.breaks.append(with_cost(segment.graph_break, took))
-        if segments and segments[-1].whole:
+        if segments[-1].whole:
             report.count("captured", segments[-1].counts)
-        report.recompiles += member.recompiles
+    report.recompiles = [item for member in captured.family() for item in member.recompiles]
     return report
 
 

@@ -26,7 +26,8 @@ from moebius.lowering import WholeStepRefusedError
 from ..bytecode.hidden_frames import apart, hidden
 from ..bytecode.progress import progress
 from ..bytecode.reported import uncounted
-from ..codegen.native_frames import left_alone, run_cells_natively
+from ..codegen.continuation_code import Beginning
+from ..codegen.native_frames import as_python, left_alone, left_first
 from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
 from ..export.write import export
 from ..guards import hints
@@ -93,11 +94,12 @@ class Captured:
         self,
         function: types.FunctionType,
         options: Options,
-        n_cells: int = 0,
         names: tuple[str, ...] = (),
         parent: Captured | None = None,
+        beginning: Beginning | None = None,
     ):
-        self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
+        self.function, self.options, self.beginning = function, options, beginning
+        self.n_cells, self.names = (0, names) if beginning is None else (len(beginning.state.cells), beginning.names)
         self.assumptions = Assumptions(
             dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options
         )
@@ -119,7 +121,7 @@ class Captured:
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
-        self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
+        self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
         self.deferred_state = DeferredState([])
         self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -152,7 +154,7 @@ class Captured:
     @hidden
     def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
         """What a cold call runs: what was captured for it, or the function as it is."""
-        native = self.settled(run_cells_natively(self.function, self.n_cells))
+        native = self.settled(self.function, begins=self.root) if self.beginning is None else self.plain
         if self.root and self.options.mesh is not None:
             average_what_it_reaches(self.function, self.options, args, kwargs)
         if why := self.why_not(args, kwargs):
@@ -236,13 +238,13 @@ class Captured:
 
     def runner(self, segment: Segment) -> Callable[..., Any]:
         """What runs when the segment's guards hold; in shadow mode it is compared with plain Python now and then."""
-        run = self.settled(segment.run)
+        run = self.settled(segment.run, begins=self.root)
         return run if self.shadow is None else self.shadow.around(self, run)
 
-    def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """With what the options switch on for the time of a call."""
+    def settled(self, run: Callable[..., Any], begins: bool = False) -> Callable[..., Any]:
+        """With what the options switch on for the time of a call. begins: this is where the call begins."""
         if self.options.mesh is not None:
-            run = in_a_call(run, self.mesh_calls, self.options, self.root, self.recompiles)
+            run = in_a_call(run, self.mesh_calls, self.options, begins, self.recompiles)
         return deterministic(run) if self.options.deterministic else run
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
@@ -350,7 +352,7 @@ class Captured:
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
             average_what_it_met(found, self.function, self.options, self.root)
-            return build(found, self.options, self.make_resume, self.below, self.deferred_state, started)
+            return build(found, self.options, self, self.deferred_state, started)
         finally:
             found.release()
 
@@ -401,15 +403,16 @@ class Captured:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
         return (*fixed[: len(args)], *(f"{rest}[{i}]" for i in range(len(args) - len(fixed))), *kwargs)
 
-    def make_resume(
-        self,
-        code: types.CodeType,
-        globals_: dict[str, Any],
-        name: str,
-        n_cells: int,
-        names: tuple[str, ...],
-        varying: set[str],
-    ) -> Any:
+    @functools.cached_property
+    def plain(self) -> Callable[..., Any]:
+        """What runs a continuation as Python."""
+        return left_first(self.settled(as_python(self.function, self.beginning)[0]))
+
+    @hidden
+    def run_plain(self, *args: Any) -> Any:
+        return self.plain(*args)
+
+    def make_resume(self, beginning: Beginning, varying: set[str]) -> Any:
         """The captured continuation of a frame: called, it is put off until the frame is left that calls it.
 
         Each iteration of a loop with a graph break in it goes on in a continuation of its own, in which the places of
@@ -417,14 +420,15 @@ class Captured:
         one's. After many turns the same continuation goes on to serve. varying: places with numbers that the graph has
         computed.
         """
+        code = beginning.resume_code()
         same, depth = continuations_of(self, code)
         if len(same) >= SAME_CONTINUATIONS:
-            return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
-        cells = tuple(types.CellType() for _ in range(n_cells))
-        function = left_alone(types.FunctionType(code, globals_, name, None, cells))
+            return again(weakref.ref(same[0].entry), same[0].plain)
+        cells = tuple(types.CellType() for _ in beginning.state.cells)
+        function = left_alone(types.FunctionType(code, self.function.__globals__, None, None, cells))
         if depth >= MAX_CONTINUATIONS:
-            return run_cells_natively(function, n_cells)
-        continuation = Captured(function, self.options, n_cells, names, parent=self)
+            return left_first(self.settled(as_python(function, beginning)[0]))
+        continuation = Captured(function, self.options, parent=self, beginning=beginning)
         continuation.assumptions.symbolic_places |= varying
         known = self.continuations.setdefault(code, [])
         known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(continuation)]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..bytecode.hidden_frames import hidden
-from ..codegen.native_frames import run_cells_natively
 from ..hook import Entry
 from ..trace.assumptions import Assumptions
 from .generalize_guards import open_numbers
@@ -22,7 +21,6 @@ class Captured(Protocol):
     """What is asked of a captured function (``captured.Captured``)."""
 
     function: types.FunctionType
-    n_cells: int
     root: bool
     parent: Callable[[], Any]
     children: list[Any]
@@ -30,6 +28,9 @@ class Captured(Protocol):
     segments: list[Any]
     entry: Entry
     assumptions: Assumptions
+
+    @property
+    def plain(self) -> Callable[..., Any]: ...
 
 
 def continuations_of(captured: Captured, code: types.CodeType) -> tuple[list[Any], int]:
@@ -71,7 +72,7 @@ def elsewhere(captured: Captured, other: Captured, program: Any) -> Callable[...
     """Goes on in another continuation while there is one; once it has gone with what led to it, this one is
     captured."""
     mine, theirs = weakref.ref(captured.entry), weakref.ref(other.entry)
-    native = run_cells_natively(captured.function, captured.n_cells)
+    native = captured.plain
 
     @hidden
     def go_on(*args: Any) -> Any:

@@ -7,8 +7,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..hook import mark_skip
-from .resume import with_cells
+from ..bytecode.hidden_frames import hidden
+from ..hook import leave_to, mark_skip
+from ..torch_facts import torch_private
+from .continuation_code import Beginning
 
 
 def left_alone(function: types.FunctionType) -> types.FunctionType:
@@ -22,8 +24,40 @@ def left_alone(function: types.FunctionType) -> types.FunctionType:
     return alone
 
 
-def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:
-    """The function itself, or for a resume function a callable that takes the cells first."""
+def as_python(
+    function: types.FunctionType, beginning: Beginning | None
+) -> tuple[Callable[..., Any], types.CodeType]:
+    """A callable that runs a captured function as Python, and its code. beginning: of a continuation, which takes a
+    list then."""
+    if beginning is None:
+        alone = left_alone(function)
+        return alone, alone.__code__
+    code = skipped(beginning.native_code())
+    return over(code, function.__globals__, len(beginning.state.cells)), code
+
+
+def skipped(code: types.CodeType) -> types.CodeType:
+    """Code of a frame that goes on natively: nothing captures it."""
+    mark_skip(code)
+    torch_private.skip_code(code)  # torch.compile cannot read code whose constants are callables
+    return code
+
+
+def over(code: types.CodeType, globals_: dict[str, Any], n_cells: int) -> Callable[[list[Any]], Any]:
+    """A callable over such code, with a list of the frame's cells and then of its state, which is empty afterwards."""
     if not n_cells:
-        return function
-    return with_cells(function.__code__, function.__globals__, function.__name__, n_cells)
+        return types.FunctionType(code, globals_)
+
+    @hidden
+    def run(values: list[Any]) -> Any:
+        cells = tuple(values[:n_cells])
+        del values[:n_cells]
+        return types.FunctionType(code, globals_, None, None, cells)(values)
+
+    return run
+
+
+def left_first(run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    """What a frame returns to be left before ``run`` takes its values: nobody else holds them then, so that they die
+    where Python lets go of them."""
+    return functools.partial(leave_to, run)

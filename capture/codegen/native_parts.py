@@ -1,6 +1,6 @@
 """The native part after a graph break, and how long it takes.
 
-Residual code reads a clock before and behind it in each call (some 80 ns), so that a report knows what a break costs a
+A clock is read before and behind it in each call (some 80 ns), so that a report knows what a break costs a
 step, and no trace function needs to run for that.
 """
 
@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from ..bytecode.hidden_frames import hidden
 
@@ -45,28 +45,8 @@ class NativePart:
 LISTENERS: list[Callable[[NativePart], None]] = []
 
 
-class Constants(Protocol):
-    """Gives objects names in residual code."""
-
-    def constant(self, value: Any) -> str: ...
-
-
-def timed_return(names: Constants, result: str, part: NativePart) -> list[str]:
-    """Lines of residual code: return ``result``, which runs the native part, and note how long that took."""
-    clock, note, tell = map(names.constant, (perf_counter, part.times.append, LISTENERS))
-    return [
-        f"m_began = {clock}()",
-        "try:",
-        f"    return {result}",
-        "finally:",
-        f"    {note}({clock}() - m_began)",
-        f"    for m_listener in {tell}:",
-        f"        m_listener({names.constant(part)})",
-    ]
-
-
 def timed(run: Callable[..., Any], part: NativePart) -> Callable[..., Any]:
-    """A frame that runs natively as a whole, with its time noted."""
+    """``run``, the native part, with its time noted."""
 
     @hidden
     def around(*args: Any, **kwargs: Any) -> Any:

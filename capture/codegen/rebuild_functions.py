@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from moebius.interpreter import Frame, is_kind
 
 from ..values.values import CannotRebuild
-from .resume import generator_code, suspended_state
+from .continuation_code import generator_code
+from .resume import suspended_state
 
 if TYPE_CHECKING:
     from .interfaces import Builder

@@ -235,17 +235,18 @@ call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kw
 
 /* ---- the rest of a frame ---- */
 
-/* What a frame returns that goes on in another entry: the call is made by whoever called the frame, so that a loop with a
-   graph break in each iteration does not go one call deeper with each. */
+/* What a frame returns that goes on elsewhere: the call is made by whoever called the frame, so that a loop with a graph
+   break in each iteration does not go one call deeper with each, and so that nobody holds the frame's values but who goes
+   on with them. args: a tuple for an entry; for code that runs natively a list, which it is given and takes them out of. */
 typedef struct {
     PyObject_HEAD
-    PyObject *entry, *args;
+    PyObject *callable, *args;
 } Continuation;
 
 static int
 continuation_traverse(Continuation *continuation, visitproc visit, void *arg)
 {
-    Py_VISIT(continuation->entry);
+    Py_VISIT(continuation->callable);
     Py_VISIT(continuation->args);
     return 0;
 }
@@ -254,7 +255,7 @@ static void
 continuation_dealloc(Continuation *continuation)
 {
     PyObject_GC_UnTrack(continuation);
-    Py_CLEAR(continuation->entry);
+    Py_CLEAR(continuation->callable);
     Py_CLEAR(continuation->args);
     PyObject_GC_Del(continuation);
 }
@@ -269,22 +270,57 @@ PyTypeObject mb_Continuation_Type = {
     .tp_traverse = (traverseproc)continuation_traverse,
 };
 
+/* Takes over the reference to `args`. */
+static PyObject *
+new_continuation(PyObject *callable, PyObject *args)
+{
+    Continuation *continuation = args == NULL ? NULL : PyObject_GC_New(Continuation, &mb_Continuation_Type);
+    if (continuation == NULL) {
+        Py_XDECREF(args);
+        return NULL;
+    }
+    continuation->callable = Py_NewRef(callable);
+    continuation->args = args;
+    PyObject_GC_Track(continuation);
+    return (PyObject *)continuation;
+}
+
 static PyObject *
 entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
 {
     PyObject *positional = PyTuple_New(n);
-    Continuation *continuation = positional == NULL ? NULL : PyObject_GC_New(Continuation, &mb_Continuation_Type);
-    if (continuation == NULL) {
-        Py_XDECREF(positional);
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
+    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
         PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
     }
-    continuation->entry = Py_NewRef(entry);
-    continuation->args = positional;
-    PyObject_GC_Track(continuation);
-    return (PyObject *)continuation;
+    return new_continuation(entry, positional);
+}
+
+PyObject *
+mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n < 1) {
+        PyErr_SetString(PyExc_TypeError, "leave_to(callable, *values) needs a callable");
+        return NULL;
+    }
+    PyObject *values = PyList_New(n - 1);
+    for (Py_ssize_t i = 1; values != NULL && i < n; i++) {
+        PyList_SET_ITEM(values, i - 1, Py_NewRef(args[i]));
+    }
+    return new_continuation(args[0], values);
+}
+
+/* What runs natively is ours still, and not to be captured again by the hook of a frame around it. */
+static PyObject *
+call_natively(PyObject *callable, PyObject *values)
+{
+    if (mb_hooked_threads == 0) {
+        return PyObject_CallOneArg(callable, values);
+    }
+    HookScope scope = mb_hook_enter(0);
+    PyObject *result = PyObject_CallOneArg(callable, values);
+    mb_hook_leave(scope);
+    return result;
 }
 
 /* Takes a result and runs what is still to be run, to its end. */
@@ -293,13 +329,18 @@ finished(PyObject *result)
 {
     while (result != NULL && Py_IS_TYPE(result, &mb_Continuation_Type)) {
         Continuation *continuation = (Continuation *)result;
-        PyObject *entry = continuation->entry, *args = continuation->args;
-        continuation->entry = continuation->args = NULL;
+        PyObject *callable = continuation->callable, *args = continuation->args;
+        continuation->callable = continuation->args = NULL;
         Py_DECREF(continuation);
-        PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
-        result = call_entry_once((Entry *)entry, items, (size_t)PyTuple_GET_SIZE(args), NULL);
+        if (PyList_CheckExact(args)) {
+            result = call_natively(callable, args);
+        }
+        else {
+            PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
+            result = call_entry_once((Entry *)callable, items, (size_t)PyTuple_GET_SIZE(args), NULL);
+        }
         Py_DECREF(args);
-        Py_DECREF(entry);
+        Py_DECREF(callable);
     }
     return result;
 }

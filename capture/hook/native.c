@@ -100,6 +100,8 @@ static PyMethodDef methods[] = {
      "own_attributes(type) -> (bool, bool): whether its objects read, and set, attributes otherwise than object's do."},
     {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
     {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
+    {"leave_to", (PyCFunction)(void (*)(void))mb_leave_to, METH_FASTCALL,
+     "leave_to(callable, *values): what a frame returns to be left first; then callable(list of the values) is called."},
     {"set_own_tracer", mb_set_own_tracer, METH_O,
      "set_own_tracer(function or None): the trace function under which captured calls still run captured."},
     {"is_traced", mb_is_traced, METH_NOARGS, "is_traced() -> bool: whether another trace function is set in this thread."},

@@ -164,6 +164,7 @@ int mb_watch_one(PyObject *object, int on);             /* a dict or class, for 
 extern PyTypeObject mb_Entry_Type;
 extern PyTypeObject mb_Continuation_Type;
 PyObject *mb_finish(PyObject *module, PyObject *result);
+PyObject *mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *mb_set_own_tracer(PyObject *module, PyObject *tracer);
 PyObject *mb_is_traced(PyObject *module, PyObject *unused);
 

@@ -146,7 +146,11 @@ def disable() -> None:
 def enable() -> None: ...
 def is_disabled() -> bool: ...
 def finish(result: Any, /) -> Any:
-    """The result of a call that no entry made, with what `Entry.later` put off run to its end."""
+    """The result of a call that no entry made, with what `Entry.later` and `leave_to` put off run to its end."""
+
+def leave_to(callable: Callable[[list[Any]], Any], /, *values: Any) -> Any:
+    """The call of it with a list of the values, made by the entry below which the frame runs that returns this, once
+    that frame is left: nobody but the list holds the values then."""
 
 def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,

@@ -24,7 +24,7 @@ from moebius.interpreter.domain.core import flags_of
 from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
 
 from ..bytecode.counting import Counter
-from ..codegen.resume import is_own
+from ..codegen.continuation_code import is_own
 from ..guards.sources import Part, Static
 from ..heap.heap import OWN, WHOLE
 from ..heap.lifetimes import named

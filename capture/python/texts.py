@@ -78,7 +78,7 @@ class Texts:
     def make(self, function: Callable[..., str], *operands: Any) -> Text:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
         if self.is_repeated():
-            raise Break("text in an expert loop", "of what its iterations compute", "make it after the loop")
+            raise Break("text in a loop or branch", "of what is computed there", "make it after that")
         writer, operands = self.writer, tuple(map(self.numbers.open, operands))
         node = writer.node("call_function", function, writer.with_sizes(operands), {})
         node.meta["val"] = None

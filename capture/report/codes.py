@@ -127,7 +127,7 @@ CODES = (
     Code(
         15, "A loop over experts that changes Python objects",
         ("an expert loop changes Python state", "expert loop carries *", "expert loop branches on its number",
-         "value of an expert loop's last iteration", "text in an expert loop",
+         "value of an expert loop's last iteration", "text in a loop or branch",
          "list of what a branch on values appends",
          "container written at a number while it is iterated over"),
         "An iteration appends to a list, counts in a Python number or leaves one behind; how often it runs is data.",

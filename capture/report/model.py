@@ -30,7 +30,9 @@ class Findings:
     backward, what a checkpoint runs again); each was counted once, however often the call runs it. name: what the
     callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
-    recompiles: why later calls were captured again, if they were.
+    recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all
+    calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
+    captures, and status says no more than whether there are any.
     """
 
     result: Any = None
@@ -49,6 +51,7 @@ class Findings:
     line: int = 0
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
     recompiles: list[Recompile] = field(default_factory=list)
+    calls: tuple[int, int, int] | None = None
 
     def count(self, how: str, counts: Counts, times: int = 1) -> None:
         """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
@@ -66,6 +69,13 @@ class Findings:
     def verdict(self) -> str:
         """What became of the call, in one sentence."""
         return verdict(self)
+
+    @property
+    def how_called(self) -> str:
+        """What became of the call, or of the calls so far, in a few words."""
+        if self.calls is None:
+            return f"this call: {self.status}"
+        return f"{self.calls[0]} of {plural(self.calls[1], 'call')} hit"
 
     @property
     def cold_seconds(self) -> float:
@@ -105,6 +115,7 @@ class Findings:
             "cold_seconds": self.cold_seconds,
             "status": self.status,
             "why": self.why,
+            "calls": None if self.calls is None else dict(zip(("hits", "all", "graphs"), self.calls, strict=True)),
             "verdict": self.verdict,
             "coverage": dict(self.coverage),
             "counting_stopped": self.counting_stopped,
@@ -131,23 +142,31 @@ def verdict(report: Findings) -> str:
     """One sentence: whether the call is one graph, what stands in the way, and what changed."""
     if report.status == "native":
         return f"NOT captured: {report.why or 'the call ran as plain Python'}"
-    if not report.graphs:
+    captures = len(report.graphs)
+    graphs = captures if report.calls is None else report.calls[2]
+    if not captures:
         said = "Captured, without a tensor operation in it" if report.functions else "NOT captured: nothing was called"
     elif report.breaks:
         slowest, _ = counted(report.breaks)[0]
-        said = f"Runs as {plural(len(report.graphs), 'graph')}; "
+        said = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
         cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
         where = place(slowest.file, slowest.line)
         said += f"{'slowest break' if len(report.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"
     else:
-        said = "Runs as one graph" if len(report.graphs) == 1 else f"Runs as {len(report.graphs)} graphs"
-    if refused := [region for region in report.expert_regions if not region.lowered]:
-        where = place(refused[0].file, refused[0].line)
-        said += f"; {len(refused)} of {plural(len(report.expert_regions), 'expert loop')} stays a loop ({where})"
+        said = f"Runs as {'one graph' if graphs == 1 else f'{graphs} graphs'}{of_all(graphs, captures)}"
+    if refused := dict.fromkeys(place(one.file, one.line) for one in report.expert_regions if not one.lowered):
+        loops = {place(one.file, one.line) for one in report.expert_regions}
+        stay = "stays a loop" if len(refused) == 1 else "stay loops"
+        said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
     if report.status == "recaptured" and report.recompiles:
         last = report.recompiles[-1]
         said += f"; captured again, since {last.guard} was {last.old}, is {last.new} ({place(last.file, last.line)})"
     return said
+
+
+def of_all(graphs: int, captures: int) -> str:
+    """Said where there are captures that a call does not run: it was captured again, or has other ways to go."""
+    return "" if captures == graphs else f", of {captures} captured"
 
 
 def graph_nodes(graph: CapturedGraph) -> Iterator[Any]:

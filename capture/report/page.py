@@ -131,7 +131,7 @@ def tiles(report: Findings) -> str:
         tile(
             str(len(report.breaks)),
             "graph break" if len(report.breaks) == 1 else "graph breaks",
-            "each with its line and a hint below" if report.breaks else f"this call: {report.status}",
+            "each with its line and a hint below" if report.breaks else report.how_called,
             "bad" if report.breaks or report.status == "native" else "good",
         ),
         tile(percent(report.captured_share), "captured", f"of {sum(report.coverage.values())} instructions that ran"),

@@ -69,7 +69,7 @@ def summary(report: Findings) -> str:
     ]
     if report.expert_regions:
         said.append(f"{report.lowered} of {plural(len(report.expert_regions), 'expert region')} lowered")
-    said.append(f"this call: {report.status}")
+    said.append(report.how_called)
     said.append(f"cold {duration(report.cold_seconds)}")
     return " · ".join(said)
 

@@ -29,9 +29,9 @@ from moebius.lowering.step.filters import enter_block, leave_block
 from ..bytecode.counting import Counts
 from ..bytecode.reported import left, uncounted
 from ..bytecode.stack_layout import run_again
+from ..codegen.continuation_code import CannotResume
 from ..codegen.effect_replay import EffectReplay
 from ..codegen.residual import Emitter
-from ..codegen.resume import CannotResume
 from ..hook import call_unhooked
 from ..hook.signals import signals_wait
 from ..tensors.deferred_state import DeferredState, StateAtCapture

@@ -13,7 +13,7 @@ from torch import fx
 from moebius.interpreter import UNSET, Frame, Program, is_kind
 
 from ..bytecode.user_code import is_library
-from ..codegen.resume import is_own
+from ..codegen.continuation_code import is_own
 from ..guards.recorder import GuardRecorder, describe
 from ..python.domain import TrackingDomain
 from ..values.numbers import Number

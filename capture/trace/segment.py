@@ -10,7 +10,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -25,16 +25,16 @@ from ..bytecode.hidden_frames import hidden
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.progress import stage
 from ..bytecode.stack_layout import callee_position
+from ..codegen.continuation_code import Beginning, CannotResume
 from ..codegen.effect_replay import EffectReplay
-from ..codegen.native_frames import left_alone, run_cells_natively
-from ..codegen.native_parts import NativePart, timed, timed_return
+from ..codegen.native_frames import as_python, left_first, over, skipped
+from ..codegen.native_parts import NativePart, timed
 from ..codegen.residual import Emitter
-from ..codegen.resume import CannotResume, Continuation, argument_names, with_cells
+from ..codegen.resume import Continuation
 from ..guards.program import CompiledGuards
 from ..guards.shapes import guard_sizes
 from ..heap.identities import is_bare
 from ..heap.objects import Objects
-from ..hook import mark_skip
 from ..options import Options
 from ..report.failure import lowering_failed
 from ..report.records import GraphBreak
@@ -47,9 +47,23 @@ from .blockers import name_blockers
 from .failures import FailureHandler
 from .trace import Trace
 
-MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...], set[str]], Any]
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
+
+
+class Owner(Protocol):
+    """The captured function that a segment is of."""
+
+    beginning: Beginning | None
+
+    def make_resume(self, beginning: Beginning, varying: set[str]) -> Any:
+        """The captured continuation of its frame. varying: places with numbers that the graph has computed."""
+
+    def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
+        """A callable that runs natively, so that the user's functions below it are captured."""
+
+    def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs a part of the call, with what the options switch on."""
 
 
 @dataclass
@@ -87,17 +101,11 @@ class Segment:
 def build(
     attempt: Trace,
     options: Options,
-    make_resume: MakeResume,
-    below: Callable[[Any], Any],
+    owner: Owner,
     deferred_state: DeferredState,
     started: float,
 ) -> Segment:
-    """Everything that a warm call needs.
-
-    make_resume: makes the captured continuation of the frame from code that begins in its middle. below: wraps a
-    callable that runs natively, so that the user's functions below it are captured. deferred_state: optimizer state
-    between the calls.
-    """
+    """Everything that a warm call needs. deferred_state: optimizer state between the calls."""
     if attempt.recorder is not None:
         attempt.recorder.keep(ended_by(attempt.graph_break))
     request = attempt.request
@@ -112,7 +120,7 @@ def build(
         if attempt.graph_break is None:
             ending = [f"return {emitter.value(attempt.result)}"]
         else:
-            ending = continue_natively(attempt, emitter, make_resume, below)
+            ending = continue_natively(attempt, emitter, owner)
         EffectReplay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
@@ -129,7 +137,7 @@ def build(
         guards = finish_guards(attempt, n_positional, kwnames)
     except (CannotRebuild, CannotResume, Break) as error:  # Break: a size that lives on comes from no tensor
         attempt.made.park()
-        return run_whole_natively(attempt, str(error), n_positional, kwnames, below)
+        return run_whole_natively(attempt, str(error), n_positional, kwnames, owner)
     except BaseException:  # an error of ours: the call runs natively, and finds no state that it has not made
         attempt.made.park()
         raise
@@ -280,7 +288,7 @@ def is_handling() -> bool:
 
 
 def run_whole_natively(
-    attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], below: Callable[[Any], Any]
+    attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], owner: Owner
 ) -> Segment:
     """No residual code can be made for this break: the frame runs as Python, its callees are captured."""
     if attempt.graph_break is None:
@@ -297,11 +305,11 @@ def run_whole_natively(
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     attempt.objects.guards.forget(attempt.objects.dying)
-    function, n_cells = attempt.request.function, attempt.request.n_cells
-    alone = left_alone(function)  # its callees are captured below, not the frame itself
-    native = NativePart(alone.__code__)
+    alone, code = as_python(attempt.request.function, owner.beginning)
+    native = NativePart(code)
+    run = timed(unless_raised(owner.below(alone), attempt.graph_break), native)
     return Segment(
-        timed(unless_raised(below(run_cells_natively(alone, n_cells)), attempt.graph_break), native),
+        run if owner.beginning is None else left_first(owner.settled(run)),
         finish_guards(attempt, n_positional, kwnames),
         None,
         attempt.graph_break,
@@ -395,33 +403,17 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def continue_natively(
-    attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]
-) -> list[str]:
+def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[str]:
     """The lines that run the broken instruction natively and go on in the captured continuation of the frame."""
     frame = attempt.frame
     if frame is None:
         raise CannotResume("it was not entered")
     going_on = Continuation(frame, attempt.domain.root_handled)
-    globals_ = attempt.request.function.__globals__
-    name = frame.code.co_name
     open_places = passing(frame, attempt.objects)
-    resumes = [
-        make_resume(
-            going_on.resume_code(exit_),
-            globals_,
-            name,
-            len(exit_.cells),
-            (*exit_.cells, *argument_names(exit_)),
-            open_places,
-        )
-        for exit_ in going_on.exits
-    ]
-    native_code = going_on.native_code([unless_raised(resume, attempt.graph_break) for resume in resumes])
+    resumes = [owner.make_resume(Beginning(frame.code, exit_), open_places) for exit_ in going_on.exits]
+    native_code = skipped(going_on.native_code([unless_raised(resume, attempt.graph_break) for resume in resumes]))
     attempt.native = NativePart(native_code)
-    mark_skip(native_code)
-    torch_private.skip_code(native_code)  # torch.compile cannot read code whose constants are callables
-    native = with_cells(native_code, globals_, name, len(going_on.state.cells))
+    run = over(native_code, attempt.request.function.__globals__, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
     callee = callee_position(frame.instruction, frame.stack)
     parts = [emitter.value(cell_of(frame, index[n])) for n in going_on.state.cells]
@@ -431,11 +423,11 @@ def continue_natively(
         if position in going_on.state.nulls:
             continue
         text = emitter.value(going_on.exceptions.get(position, value))
-        parts.append(f"{emitter.constant(below)}({text})" if position == callee and wants_hook(value) else text)
-    run = emitter.constant(native)
+        parts.append(f"{emitter.constant(owner.below)}({text})" if position == callee and wants_hook(value) else text)
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
-        run = f"{emitter.constant(below)}({run})"  # a property, an operator or a context of the user's
-    return timed_return(emitter, f"{run}({', '.join(parts)})", attempt.native)
+        run = owner.below(run)  # a property, an operator or a context of the user's
+    run = left_first(owner.settled(timed(run, attempt.native)))
+    return [f"return {emitter.constant(run)}({', '.join(parts)})"]
 
 
 def unless_raised(go_on: Callable[..., Any], broken: GraphBreak | None) -> Callable[..., Any]:

@@ -28,9 +28,9 @@ from ..bytecode.counting import Counts
 from ..bytecode.expressions import span_of
 from ..bytecode.flow import RETURNED, run_again_by
 from ..bytecode.stack_layout import run_again
+from ..codegen.continuation_code import CannotResume
 from ..codegen.effect_replay import EffectReplay
 from ..codegen.residual import Emitter
-from ..codegen.resume import CannotResume
 from ..regions.branches import BRANCHES, LEAVING, past_jumps
 from ..tensors.arrays import Array, ArrayNumber
 from ..torch_facts import torch_private

@@ -9,7 +9,7 @@ import torch
 from answers import broken, same, told
 
 from moebius import capture
-from moebius.codegen import resume
+from moebius.codegen import continuation_code
 
 X = torch.arange(4.0)
 
@@ -199,17 +199,17 @@ def test_as_in_plain_python(function):
 
 
 def test_not_asked_first_another_exception_is_raised(monkeypatch):
-    monkeypatch.setattr(resume, "unset_reads", lambda code: {})
+    monkeypatch.setattr(continuation_code, "unset_reads", lambda code: {})
     assert not same(told(capture(unset), X), told(unset, X))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="3.12 and later: comprehensions in the frame")
 def test_a_continuation_would_not_put_it_back(monkeypatch):
-    monkeypatch.setattr(resume, "hidden_later", lambda *_: None)
+    monkeypatch.setattr(continuation_code, "hidden_later", lambda *_: None)
     assert not same(told(capture(hidden_by_a_comprehension), X), told(hidden_by_a_comprehension, X))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="3.13 and later")
 def test_two_in_one_instruction_need_low_places(monkeypatch):
-    monkeypatch.setattr(resume, "one_by_one", lambda item: [item])
+    monkeypatch.setattr(continuation_code, "one_by_one", lambda item: [item])
     assert not same(told(capture(many_variables), X), told(many_variables, X))

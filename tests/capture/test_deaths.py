@@ -100,7 +100,8 @@ def test_dies_where_it_does_in_plain_python(program):
         assert told(captured) == told(program)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+# (held_weakly_by_key's object is held by the stopped frame alone, which is left before the rest runs)
+@pytest.mark.parametrize("program", [in_order, left_by_an_error, referred_to_weakly])
 def test_in_the_rest_after_a_break_it_would_die_later(program, monkeypatch):
     monkeypatch.setattr(construction, "OBSERVED", "")
     assert told(capture(program)) != told(program)

@@ -11,7 +11,7 @@ import pytest
 from answers import broken, told
 
 from moebius import capture
-from moebius.codegen import resume
+from moebius.codegen import continuation_code
 
 TURNS = 60  # natively run instructions are specialized: they then run Python functions without a call from C
 
@@ -126,5 +126,5 @@ def test_is_caught(function, argument):
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="3.13 and later")
 def test_a_region_that_begins_with_the_call_does_not_catch(monkeypatch):
-    monkeypatch.setattr(resume, "BEGINS_REGION", ())
+    monkeypatch.setattr(continuation_code, "BEGINS_REGION", ())
     assert told(capture(by_a_call), 3) != told(by_a_call, 3)

@@ -9,7 +9,7 @@ import pytest
 from fuzz.choices import SeededChoices
 from seeds import seed_of_the_code
 
-from moebius.codegen import resume
+from moebius.codegen import continuation_code
 from moebius.guards import program
 from moebius.heap import cells, lifetimes
 from small import breaks, names, sides, values
@@ -58,7 +58,7 @@ def test_what_values_decide(programs: types.ModuleType, first: int) -> None:
 
 
 def unset_reads_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(resume, "unset_reads", lambda code: {})
+    patch.setattr(continuation_code, "unset_reads", lambda code: {})
 
 
 def names_held(patch: pytest.MonkeyPatch) -> None:
