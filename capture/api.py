@@ -8,7 +8,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -314,20 +314,34 @@ def report_of(captured: Captured) -> Report:
     capture of each part of it; what ran natively was not looked at."""
     report = new_report(captured)
     report.status, report.why = ("native" if captured.given_up else "captured"), captured.given_up
-    family = [member for member in captured.family() if member.segments or member.left]
-    a_call = sum((member.segments or member.left)[-1].captured is not None for member in family)
+    a_call = graphs_of_a_call([captured, *captured.below_native], {id(one): one for one in captured.family()})
     report.calls = captured.entry.hits, captured.entry.hits + captured.entry.misses, a_call
-    for member in family:
+    for member in captured.family():
         segments = member.segments or member.left
         for segment in segments:
             add_segment(report, segment, member.function.__code__)
             if segment.graph_break is not None:
                 took = None if segment.native is None else segment.native.seconds
                 report.breaks.append(with_cost(segment.graph_break, took))
-        if segments[-1].whole:
+        if segments and segments[-1].whole:
             report.count("captured", segments[-1].counts)
-    report.recompiles = [item for member in captured.family() for item in member.recompiles]
+        report.recompiles += member.recompiles
     return report
+
+
+def graphs_of_a_call(members: Iterable[Captured | None], family: dict[int, Captured]) -> int:
+    """How many graphs the newest captures run as: of these members, and of what goes on after their breaks. family: by
+    id, those that are not counted yet; a continuation that was not captured goes on as an equal one."""
+    count = 0
+    for member in members:
+        if member is not None and not member.segments and not member.left:
+            code = member.function.__code__
+            member = next((one for one in family.values() if one.segments and one.function.__code__ == code), None)
+        if member is not None and family.pop(id(member), None) is not None:
+            newest = (member.segments or member.left)[-1]
+            count += newest.captured is not None
+            count += graphs_of_a_call([ref() for ref in newest.continuations], family)
+    return count
 
 
 def stats(target: Any) -> Stats:

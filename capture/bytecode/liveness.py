@@ -62,10 +62,10 @@ def before_one(instruction: Any, after: set[str]) -> set[str]:
 def accesses(instruction: Any) -> list[tuple[str, str]]:
     """What an instruction does to locals, in order: "LOAD", "STORE" or "DELETE", and the name.
 
-    3.13 has two in one (STORE_FAST_LOAD_FAST), where they stand on one line.
+    3.13 has two in one (STORE_FAST_LOAD_FAST), where they stand on one line; 3.14 loads that borrow.
     """
     if "FAST" not in instruction.opname:
         return []
     given = instruction.argval
-    kinds = [part.strip("_") for part in instruction.opname.split("FAST")[:-1]]
+    kinds = [part.strip("_").rpartition("_")[2] for part in instruction.opname.split("FAST")[:-1]]
     return list(zip(kinds, given if isinstance(given, tuple) else (given,), strict=True))

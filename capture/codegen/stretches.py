@@ -16,6 +16,7 @@ from typing import Any
 
 from moebius.interpreter import UNSET, Frame, is_kind
 
+from ..bytecode.liveness import accesses
 from ..regions.branches import BRANCHES
 from ..tensors.arrays import Array, ArrayNumber
 from ..values.values import ATOMS, SYMBOLIC, TensorMethod, type_of
@@ -30,7 +31,7 @@ COMPUTES = frozenset((
     "BINARY_OP", "COMPARE_OP", "BINARY_SUBSCR", "BINARY_SLICE", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT",
     "TO_BOOL",
 ))  # fmt: skip
-ENDS = frozenset(("STORE_FAST", "POP_TOP", "STORE_SUBSCR", "STORE_SLICE"))
+ENDS = ("STORE_FAST", "POP_TOP", "STORE_SUBSCR", "STORE_SLICE")  # how the names begin
 PLAIN_FUNCTIONS = (int, float, len, bool, range, slice, round, str)
 CONTAINERS = (dict, list, tuple)
 
@@ -115,7 +116,7 @@ class Stretch:
             if step is None:
                 break
             computed |= step
-            asked = (asked or computed) and self.program.instructions[at].opname not in ENDS
+            asked = (asked or computed) and not self.program.instructions[at].opname.startswith(ENDS)
             if (computed and self.may_end(at)) or (asked and self.is_branched_on(at)):
                 last, computed, untouched = at, False, self.untouched
             at += 1
@@ -137,6 +138,8 @@ class Stretch:
         name, stack = instruction.opname, self.stack
         if name in MOVES:
             return False
+        if "FAST" in name:
+            return self.use_locals(instruction)
         if name.startswith("LOAD_") or name == "PUSH_NULL":
             return self.load(instruction)
         if name == "COPY":
@@ -144,8 +147,6 @@ class Stretch:
         elif name == "SWAP":
             found = self.take(instruction.arg)
             stack += [found[-1], *found[1:-1], found[0]]
-        elif name == "STORE_FAST":
-            (self.locals[instruction.argval],) = self.take(1)
         elif name == "POP_TOP":
             self.take(1)
         elif name == "CALL":
@@ -182,15 +183,23 @@ class Stretch:
         self.untouched = min(self.untouched, rest)
         return taken
 
+    def use_locals(self, instruction: Any) -> bool | None:
+        for kind, name in accesses(instruction):
+            if kind == "LOAD":
+                self.stack.append(self.locals.get(name, OTHER))
+            elif kind == "STORE":
+                (self.locals[name],) = self.take(1)
+            else:
+                return None
+        return None if instruction.opname == "LOAD_FAST_AND_CLEAR" else False
+
     def load(self, instruction: Any) -> bool | None:
         name, stack = instruction.opname, self.stack
         grows = 1 if name == "PUSH_NULL" else dis.stack_effect(instruction.opcode, instruction.arg)
         if name == "PUSH_NULL":
             found = OTHER
-        elif name == "LOAD_CONST":
+        elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
             found = PLAIN
-        elif name in ("LOAD_FAST", "LOAD_FAST_CHECK"):
-            found = self.locals.get(instruction.argval, OTHER)
         elif name == "LOAD_GLOBAL":
             value = self.frame.globals.get(instruction.argval, self.frame.builtins.get(instruction.argval))
             found = kind_of(value)

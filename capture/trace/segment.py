@@ -55,6 +55,7 @@ class Owner(Protocol):
     """The captured function that a segment is of."""
 
     beginning: Beginning | None
+    children: list[Any]
 
     def make_resume(self, beginning: Beginning, varying: set[str]) -> Any:
         """The captured continuation of its frame. varying: places with numbers that the graph has computed."""
@@ -77,6 +78,7 @@ class Segment:
     modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
     are their parameters; None where the graph cannot go on without a gradient. watched: the models and optimizers that
     it goes with. counts: the user's instructions that a run of it stands for. native: what runs after it, at a break.
+    continuations: the captured functions that may go on after that.
     """
 
     run: Callable[..., Any]
@@ -96,6 +98,7 @@ class Segment:
     modules: tuple[weakref.ref[torch.nn.Module], ...] = ()
     owners: dict[str, str] | None = None
     watched: list[weakref.ref[Any]] = field(default_factory=list)
+    continuations: list[weakref.ref[Any]] = field(default_factory=list)
 
 
 def build(
@@ -110,7 +113,7 @@ def build(
         attempt.recorder.keep(ended_by(attempt.graph_break))
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
-    emitter = Emitter(attempt.objects, n_positional, kwnames)
+    emitter, others = Emitter(attempt.objects, n_positional, kwnames), len(owner.children)
     code = request.function.__code__
     name = code.co_name
     attempt.made.put_back()
@@ -158,6 +161,7 @@ def build(
         failures=failures,
         call=(n_positional, kwnames),
         owners=owners,
+        continuations=[weakref.ref(child) for child in owner.children[others:]],
     )
 
 

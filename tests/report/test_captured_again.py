@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 
 import pytest
 import torch
 
 from moebius import NotCapturableError, capture, explain
+from moebius.api import captured_of, report_of
 
 X = torch.ones(3)
 
@@ -74,3 +76,21 @@ def test_the_profiler_reads_its_stacks_after_a_warm_step_with_breaks() -> None:
     with torch.profiler.profile(with_stack=True, activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         step(X)
     assert any("mul" in event.name for event in seen.events())
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_report_of_all_calls_says_what_one_call_runs(breaks: bool) -> None:
+    def of_all_calls(x: torch.Tensor, kind: str) -> torch.Tensor:
+        y = x * 2 if kind == "a" else x + 1
+        return y * (id(y) > 0) + 1 if breaks else y
+
+    captured = capture(of_all_calls, backend="eager")
+    for kind in "abbab":
+        captured(X, kind)
+    report = report_of(captured_of(captured))
+    graphs = "one graph" if not breaks else "2 graphs"
+    assert report.verdict.startswith(f"Runs as {graphs}, of {len(report.graphs)} captured") and len(report.graphs) > 1
+    assert "3 of 5 calls hit" in str(report)
+    assert json.loads(report.to_json())["calls"]["hits"] == 3
+    called = explain(captured)(X, "a")
+    assert called.verdict.startswith(f"Runs as {graphs}") and " captured" not in called.verdict

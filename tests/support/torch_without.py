@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 import warnings
 from typing import Any
 
@@ -36,8 +37,19 @@ class Gone:
 def take_away(name: str) -> None:
     owner, _, last = name.rpartition(".")
     holder = resolve(owner)
+    if name in sys.modules:
+        sys.modules[name] = None  # type: ignore[assignment]  # (who imports it is told that there is none)
     if isinstance(holder, type):
         setattr(holder, last, Gone())  # (a base in C may have it, or each object for itself)
+    elif hasattr(type(holder), "__getattr__") and last not in vars(holder):
+        elsewhere = type(holder).__getattr__
+
+        def looked_up(owner: Any, asked: str) -> Any:
+            if asked == last:
+                raise AttributeError("taken away")
+            return elsewhere(owner, asked)
+
+        type(holder).__getattr__ = looked_up
     elif hasattr(holder, last):  # (a build for a CPU alone lacks some)
         delattr(holder, last)
 
@@ -69,6 +81,7 @@ def answer(name: str) -> None:
     child = os.fork()
     if child == 0:
         try:
+            os.environ["MOEBIUS_CACHE"] = tempfile.mkdtemp(dir=os.environ["MOEBIUS_CACHE"])  # nothing is remembered
             take_away(name)
             line = json.dumps(seen())
         except BaseException as error:
