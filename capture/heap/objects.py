@@ -26,7 +26,7 @@ from moebius.interpreter import is_kind
 from ..guards.recorder import can_die, describe
 from ..guards.sources import Part, Source, Static, part, part_name
 from ..hook import ABSENT, Entry, copy_set
-from ..python.natives import is_bound_builtin
+from ..python.natives import asks_metaclass, is_bound_builtin
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import ATOMS, IDENTITIES, Break, TensorMethod, TensorProxy, type_of
 from ..values.views import View
@@ -115,8 +115,11 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             self.lives_by_itself(value)
         elif not source.static:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
-        if source.static and kind.__flags__ & HEAP_TYPE and not issubclass(kind, type):
-            self.guards.instance(source, value, None)  # ``value.__class__ = Other`` leaves no trace anywhere else
+        if source.static and kind.__flags__ & HEAP_TYPE:  # ``value.__class__ = Other`` leaves no trace anywhere else
+            if not issubclass(kind, type):
+                self.guards.instance(source, value, None)
+            elif asks_metaclass(value):
+                self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
         self.records[id(value)] = Record(value, source)
         return value
 

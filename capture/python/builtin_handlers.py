@@ -43,7 +43,6 @@ from .parts import CallParts
 from .specials import is_replaced
 from .substitutes import largest, smallest
 
-TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
 EMPTY = runtime_checkable(type("Empty", (Protocol,), {"__annotations__": {}}))
 NO_MEMBERS = frozenset(vars(EMPTY)) | {"__slots__"}  # of a protocol
 
@@ -60,7 +59,7 @@ class BuiltinHandlers(CallParts):
         self.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
         if is_kind(classes, tuple):
             return any(self.is_instance(value, c) for c in classes)
-        check = getattr(type(classes), "__instancecheck__", None)
+        check = self.own_check(classes, "__instancecheck__")
         kind = type(value)
         if kind is TensorProxy:
             if is_kind(classes, types.UnionType):
@@ -127,12 +126,23 @@ class BuiltinHandlers(CallParts):
 
     def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
         """Whether a metaclass of the user's says what is an instance; not ``trusting``: any but an abstract class's."""
-        known = type(cls).__module__ in TRUSTED_METACLASSES if trusting else type(cls) is abc.ABCMeta
+        known = not natives.asks_metaclass(cls) if trusting else type(cls) is abc.ABCMeta
         return is_kind(check, types.FunctionType) and not known
+
+    def own_check(self, cls: Any, name: str) -> Any:
+        """What a class has to answer ``isinstance`` or ``issubclass`` of it with, None if nothing."""
+        if natives.asks_metaclass(cls):
+            found = self.attributes.on_type(type(cls), name)
+            return None if found is ABSENT else found
+        return getattr(type(cls), name, None)
 
     def is_subclass(self, cls: Any, classes: Any) -> bool:
         if is_kind(cls, type):
             self.attributes.on_type(cls, "__class__")  # guards the bases
+        if is_kind(classes, tuple):
+            return any(self.is_subclass(cls, c) for c in classes)
+        if self.has_own_check(classes, check := self.own_check(classes, "__subclasscheck__")):
+            return self.domain.truth(self.call(check, [classes, cls], {}))
         return self.is_subclass_of(cls, classes)
 
     def is_subclass_of(self, cls: Any, classes: Any) -> bool:
@@ -263,7 +273,8 @@ class BuiltinHandlers(CallParts):
     def hash_of(self, value: Any) -> int:
         if natives.is_plain(value, self.known) and not issubclass(type(value), str | bytes):
             return hash(value)
-        if type(value).__hash__ is object.__hash__:
+        own = self.attributes.on_type(type(value), "__hash__") if is_kind(value, type) else type(value).__hash__
+        if own is object.__hash__:
             self.identity(value)  # a graph break where it is another object in each call
             return object.__hash__(value)
         return hash(self.objects.real_key(value))

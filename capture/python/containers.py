@@ -550,9 +550,12 @@ class Containers(Parts):
         for cls in classes_in(value):
             if is_kind(self.attributes.on_type(type(cls), "__repr__"), types.FunctionType):
                 return False
-            for name in ("__qualname__", "__module__"):
-                natives.specialised(self.attributes.get(cls, name))
+            self.read_its_name(cls)
         return True
+
+    def read_its_name(self, cls: type) -> None:
+        for name in ("__qualname__", "__module__"):
+            natives.specialised(self.attributes.get(cls, name))
 
     def repr_of(self, value: Any) -> Any:
         """``repr(value)``."""
@@ -564,6 +567,9 @@ class Containers(Parts):
         method = self.attributes.on_type(type(value), "__repr__") if not is_kind(value, TensorProxy) else ABSENT
         if is_kind(method, types.FunctionType):
             return self.call(method, [value], {})
+        if method is type.__repr__:
+            self.read_its_name(value)
+            return repr(value)
         raise Break(
             "text of a value that is not plain", f"repr() of a {type_of(value).__name__}", "print it after the step"
         )

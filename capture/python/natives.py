@@ -282,6 +282,8 @@ CHANGING = frozenset(
     }
 )
 
+TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
+
 NO_ITERATORS = frozenset((int, float, bool, str, bytes, type(None), list, tuple, dict, set))
 ITERATORS: tuple[type, ...] = (
     type(iter([])),
@@ -378,8 +380,10 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
         return False
     if kind is torch.Size:
         return all(type(v) not in SYMBOLIC for v in value)
-    if kind in ATOMS or is_kind(value, type | types.BuiltinFunctionType):
+    if kind in ATOMS or is_kind(value, types.BuiltinFunctionType):
         return True
+    if is_kind(value, type):
+        return not asks_metaclass(value)
     if kind is slice:
         return all(is_plain(v, known) for v in (value.start, value.stop, value.step))
     if is_kind(value, types.FunctionType):
@@ -391,6 +395,11 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
     if kind in DICTS:
         return all(is_plain(k, known) and is_plain(v, known) for k, v in value.items())
     return all(is_plain(v, known) for v in value)
+
+
+def asks_metaclass(cls: Any) -> bool:
+    """Whether a metaclass of the user's may answer for the class what is asked of objects: its truth, hash, text."""
+    return type(cls) is not type and type(cls).__module__ not in TRUSTED_METACLASSES
 
 
 def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:

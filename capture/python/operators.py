@@ -55,6 +55,7 @@ NOT_NUMBERS = frozenset((str, type(None)))
 NEVER_SYMBOLIC = frozenset(("<<", ">>", "<<=", ">>="))  # sympy's is not Python's
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
+TRUE = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)  # always, in C
 DUNDERS = {
     "+": "add",
     "&": "and",
@@ -499,10 +500,7 @@ class Operators(Parts):
             return value.truth()
         if kind is Text:
             return bool(natives.specialised(value))
-        if kind in ATOMS or issubclass(
-            type(value),
-            (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),
-        ):
+        if kind in ATOMS or kind in TRUE or issubclass(kind, natives.VIEWS):
             return bool(value)
         self.refuse_alien(value)
         if is_kind(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):

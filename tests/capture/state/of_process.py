@@ -40,6 +40,13 @@ METHODS = {
     "__dir__": ("len(dir(@))", "self", "['x%d' % i for i in range({})]"),
     "__sizeof__": ("@.__sizeof__()", "self", "{}"),
 }
+# The same of a class whose metaclass has them.
+OF_METACLASSES = {
+    **{name: entry for name, entry in METHODS.items() if name != "__sizeof__"},
+    "__bool__": ("(2.0 if @ else 3.0)", "self", "{} == 3"),
+    "__instancecheck__": ("(2.0 if isinstance(1, @) else 3.0)", "self, o", "{} == 3"),
+    "__subclasscheck__": ("(2.0 if issubclass(int, (str, @)) else 3.0)", "self, o", "{} == 3"),
+}
 BESIDE = """
 import operator
 def iadd(a):
@@ -50,11 +57,12 @@ def entered(a):
 """
 
 
-def special(name: str, read: str, parameters: str, result: str) -> Kind:
+def special(name: str, read: str, parameters: str, result: str, bases: str = "", made: str = "()") -> Kind:
+    """bases: of the class that is given the method; made: how an object of the class is made."""
     method = f"lambda {parameters}: {result.format('$')}"
     extra = ", '__exit__': lambda self, *e: None" if name == "__enter__" else ""
     return Kind(
-        f"type('G', (), {{'{name}': {method}{extra}}})()",
+        f"type('G', ({bases}), {{'{name}': {method}{extra}}}){made}",
         read,
         f"type(@).{name} = {method}",
         BESIDE,
@@ -64,6 +72,14 @@ def special(name: str, read: str, parameters: str, result: str) -> Kind:
 # fmt: off
 KINDS: dict[str, Kind] = {
     **{f"{name} of a class": special(name, *entry) for name, entry in METHODS.items()},
+    **{
+        f"{name} of a metaclass": special(name, *entry, "type,", "('C', (), {})")
+        for name, entry in OF_METACLASSES.items()
+    },
+    "__bool__ of a module": special("__bool__", *OF_METACLASSES["__bool__"], "types.ModuleType,", "('m')"),
+    "class of a class": Kind("METAS[$]('C', (), {})", "@.v", "@.__class__ = METAS[$]", """
+METAS = {n: type("M", (type,), {"v": n}) for n in (2, 3, 5, 7)}
+"""),
     "method of a base": Kind("derived($)", "@.v()", "type(@).__mro__[1].v = lambda self: $", GIVEN),
     "method over a base's": Kind("derived($)", "@.v()", "type(@).v = lambda self: $", GIVEN),
     "__init__ of a class": Kind(

@@ -30,6 +30,16 @@ MENDED = (
     ("module's parameter", "looked up"),
     ("attribute", "backward after a break"),
     ("attribute", "backward after a break, of a checkpoint"),
+    ("__bool__ of a metaclass", "read only"),
+    ("__hash__ of a metaclass", "read only"),
+    ("__str__ of a metaclass", "read only"),
+    ("__format__ of a metaclass", "read only"),
+    ("__int__ of a metaclass", "read only"),
+    ("__abs__ of a metaclass", "read only"),
+    ("__instancecheck__ of a metaclass", "read only"),
+    ("__subclasscheck__ of a metaclass", "read only"),
+    ("__bool__ of a module", "read only"),
+    ("class of a class", "read only"),
 )
 
 
