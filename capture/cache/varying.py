@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 OFTEN = 6
 GROWING = 4  # the same for a container that held something else in each call
 LONGER = 2  # the same for a list that holds what it held and more: a log
+COMPUTED = 2  # the same for what a graph break left, where something is known to vary
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
 ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
@@ -84,6 +85,8 @@ class Varying:
             key = (place, record.file, record.line)
             self.counts[key] += 1
             limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
+            if place.startswith(STACK) and assumptions.varying:
+                limit = COMPUTED
             limit = FEW_WAYS if served or few or isinstance(now, FEW) else limit
             if self.counts[key] < limit or place in assumptions.varying:
                 continue

@@ -159,7 +159,7 @@ def test_few_captures_whatever_varies_and_wherever_it_stands(kind: str, place: A
 
 
 DECIDES: dict[str, tuple[Callable[..., Any], int]] = {
-    "iterations": (lambda x, n: [x + i for i in range(n)][-1], 11),
+    "iterations": (lambda x, n: [x + i for i in range(n)][-1], 8),
     "a text's table": (lambda x, n: x * {f"e{i}": i for i in range(40)}[f"e{n}"], 6),
     "its bits": (lambda x, n: x * bin(n).count("1"), 6),
     "a memo": (lambda x, n, memo={}: x * memo.setdefault(n, float(n)), 8),  # noqa: B006
