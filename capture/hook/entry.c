@@ -352,10 +352,53 @@ mb_finish(PyObject *module, PyObject *result)
     return finished(Py_NewRef(result));
 }
 
+/* ---- tracebacks ---- */
+
+/* Whether a frame is of ours: its file is named so (bytecode/hidden_frames.py). */
+static int
+is_ours(PyTracebackObject *entry)
+{
+    PyCodeObject *code = PyFrame_GetCode(entry->tb_frame);
+    const char *name = PyUnicode_AsUTF8(code->co_filename);
+    static const char begins[] = "<moebius residual of ", ends[] = " (importlib._bootstrap)";
+    size_t length = name == NULL ? 0 : strlen(name), end = sizeof ends - 1;
+    int ours = length && (strncmp(name, begins, sizeof begins - 1) == 0 ||
+                          (length > end && strcmp(name + length - end, ends) == 0));
+    if (name == NULL) {
+        PyErr_Clear();
+    }
+    Py_DECREF(code);
+    return ours;
+}
+
+/* An exception leaves a captured call: its traceback has the user's frames, as in plain Python. */
+static void
+leave_out_our_frames(void)
+{
+    PyObject *kind, *value, *found;
+    PyErr_Fetch(&kind, &value, &found);
+    PyTracebackObject **at = (PyTracebackObject **)&found;
+    while (*at != NULL) {
+        if (is_ours(*at)) {
+            PyTracebackObject *ours = *at;
+            *at = (PyTracebackObject *)Py_XNewRef(ours->tb_next);
+            Py_DECREF(ours);
+        }
+        else {
+            at = &(*at)->tb_next;
+        }
+    }
+    PyErr_Restore(kind, value, found);
+}
+
 static PyObject *
 entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    return finished(call_entry_once((Entry *)self, args, nargsf, kwnames));
+    PyObject *result = finished(call_entry_once((Entry *)self, args, nargsf, kwnames));
+    if (result == NULL && !mb_disabled) {
+        leave_out_our_frames();
+    }
+    return result;
 }
 
 /* ---- the type ---- */

@@ -1,0 +1,92 @@
+"""An exception that leaves a captured call has the traceback of plain Python: the user's frames, and no others."""
+
+import contextlib
+import traceback
+
+import pytest
+import torch
+
+from moebius import capture
+
+ERRORS = {
+    "raise": "raise ValueError('boom')",
+    "operator": "x @ torch.ones(7, 3)",
+    "C": "int('x')",
+    "attribute": "x.nothing",
+    "index": "x[torch.tensor([9])]",
+    "chained": "\n        try: {}['a']\n        except KeyError as error: raise ValueError('b') from error",
+    "again": "\n        try: int('x')\n        except ValueError: print(end=''); raise",
+    "stop": "next(iter([]))",
+}
+PLACES = {
+    "here": "{}",
+    "callee": "\n    def callee(x):\n        {}\n    callee(x)",
+    "native callee": "\n    def callee(x):\n        print(end='')\n        {}\n    callee(x)",
+    "called in C": "\n    def callee(x):\n        {}\n    list(map(callee, [x]))",
+    "method": "\n    class Own:\n        def __add__(self, x):\n            {}\n    Own() + x",
+    "with": "\n    with contextlib.suppress(ZeroDivisionError):\n        {}",
+    "finally": "\n    try:\n        {}\n    finally:\n        print(end='')",
+    "generator": "\n    def made():\n        yield 1\n        {}\n    [*made()]",
+}
+BEFORE = {"graph": "x = x * 2", "break": "x = x * 2; print(end='')", "nothing": "pass"}
+ALL = [(error, place, before) for error in ERRORS for place in PLACES for before in BEFORE]
+ALL = [one for one in ALL if one[:2] != ("stop", "called in C")]  # (map ends there)
+# An operator that fails while the graph runs is raised where the frames that Python itself entered stand: not in one
+# that C has called, of which nothing is kept.
+IN_THE_GRAPH = [("index", "called in C"), ("index", "generator")]
+
+
+def made(error, place, before):
+    lines = PLACES[place].split("{}")
+    inner = ERRORS[error]
+    if inner.startswith("\n"):  # as deep as the place is
+        deep = len(lines[0].rpartition("\n")[2]) or 4
+        inner = inner.strip("\n ").replace("\n        ", "\n" + " " * deep)
+    first = lines[0] or "\n    "
+    text = f"def step(x):\n    {BEFORE[before]}{first}{inner}{lines[1]}"
+    names = {"torch": torch, "contextlib": contextlib}
+    exec(compile(text + "\n    return x\n", f"<{error}, {place}, {before}>", "exec"), names)
+    return names["step"]
+
+
+def left_with(function):
+    try:
+        function(torch.ones(2))
+    except Exception as error:
+        found = []
+        while error is not None:
+            found.append((type(error), [(f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)[1:]]))
+            error = error.__cause__ or error.__context__
+        return found
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.share(60)
+@pytest.mark.parametrize(("error", "place", "before"), ALL, ids=["-".join(one) for one in ALL])
+def test_the_frames_are_plain_pythons(error, place, before):
+    step = made(error, place, before)
+    want, captured = left_with(step), capture(step, backend="eager")
+    if (error, place) in IN_THE_GRAPH:
+        want = [(kind, frames[:-1]) for kind, frames in want]
+    for _ in range(3):
+        assert left_with(captured) == want
+
+
+def test_a_handler_within_the_call_sees_no_others_either():
+    def step(x, go_through):
+        y = x * 2
+        try:
+            print(end="")
+            go_through(failing, [y])
+        except ValueError as error:
+            return [f.filename for f in traceback.extract_tb(error.__traceback__)]
+        return None
+
+    def failing(x):
+        print(end="")
+        raise ValueError
+
+    for go_through in (lambda function, items: list(map(function, items)), lambda function, items: function(*items)):
+        captured = capture(step, backend="eager")
+        for _ in range(3):
+            assert captured(torch.ones(2), go_through) == [__file__] * len(step(torch.ones(2), go_through))
