@@ -110,8 +110,8 @@ class Operators(Parts):
             return self.percent(left, right)
         if left_kind is Text or right_kind is Text:
             return self.text_binary(op, left, right)
-        if (stand_in := stand_in_of(left, right)) is not None:
-            return stand_in.binary(op, left, right)
+        if (symbolic := symbolic_side(left, right)) is not None:
+            return symbolic.binary(op, left, right)
         if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             return self.numpy_binary(op.removesuffix("="), left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
@@ -249,8 +249,8 @@ class Operators(Parts):
         left_kind, right_kind = type(left), type(right)
         if left_kind in SIMPLE and right_kind in SIMPLE:
             return COMPARISONS[op](left, right)
-        if (stand_in := stand_in_of(left, right)) is not None:
-            return stand_in.compare(op, left, right)
+        if (symbolic := symbolic_side(left, right)) is not None:
+            return symbolic.compare(op, left, right)
         if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             if type_of(left) in NOT_NUMBERS or type_of(right) in NOT_NUMBERS:
                 return COMPARISONS[op](example(left), example(right))  # unequal, or Python's own error
@@ -546,7 +546,7 @@ class Operators(Parts):
                 self.attributes.on_type(kind, name)
 
 
-def stand_in_of(left: Any, right: Any) -> SymbolicObject | None:
+def symbolic_side(left: Any, right: Any) -> SymbolicObject | None:
     """That of two operands which stands for something else, the left one first."""
     return next((side for side in (left, right) if issubclass(type(side), SymbolicObject)), None)
 

@@ -338,17 +338,17 @@ class ModuleReuse:
 class Bijection:
     """Which object of the other module stands for which of the first: one to one."""
 
-    blocks: ModuleReuse
+    reuse: ModuleReuse
     forth: dict[int, Any] = field(default_factory=dict)
     back: dict[int, Any] = field(default_factory=dict)
     tensors: list[tuple[TensorProxy, TensorProxy]] = field(default_factory=list)
 
     def copy(self) -> Bijection:
-        return Bijection(self.blocks, dict(self.forth), dict(self.back), list(self.tensors))
+        return Bijection(self.reuse, dict(self.forth), dict(self.back), list(self.tensors))
 
     def add(self, first: Any, second: Any, argument: bool = False) -> None:
         """The second value stands for the first; NotEquivalent if it cannot."""
-        kind, objects = type(first), self.blocks.objects
+        kind, objects = type(first), self.reuse.objects
         if kind is not type(second):
             raise NotEquivalent
         if kind in COMPARED_BY_TEXT:
@@ -399,12 +399,12 @@ class Bijection:
 
     def read_again(self, kind: str, owner: Any, keys: list[Any], values: list[Any]) -> None:
         """Some reads of the first call, on what stands for the object that was read."""
-        objects, heap = self.blocks.objects, self.blocks.heap
+        objects, heap = self.reuse.objects, self.reuse.heap
         other = self.counterpart(owner)
         if kind == "entry":
             found = objects.entries(objects.need(other), keys)
         elif kind == "tensor":
-            found = [given(self.blocks.domain.attributes, other, key) for key in keys]
+            found = [given(self.reuse.domain.attributes, other, key) for key in keys]
         elif kind != "whole":
             if other is not owner:
                 raise NotEquivalent
@@ -424,7 +424,7 @@ class Bijection:
 
     def counterpart(self, read: Any) -> Any:
         """The object to read in place of this one; one that no other stands for is itself."""
-        objects = self.blocks.objects
+        objects = self.reuse.objects
         found = self.forth.get(id(read))
         if found is None:
             found, owner = read, objects.owners.get(id(objects.record_of(read)))

@@ -25,7 +25,7 @@ from moebius.lowering.step.checkpoint import is_marked
 from moebius.lowering.torch_private import default_saved_tensors_hooks, version_of
 
 CONTRACT = Contract(
-    name="joining",
+    name="weight concat",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, whose experts operators keep no weights that were joined",
     need=(well_formed,),
