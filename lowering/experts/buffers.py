@@ -3,6 +3,7 @@
     part = zeros_like(out); part[token] = rows; out += part * gate          out.index_add_(0, token, rows * gate[token])
     h.masked_select(mask[:, None].expand_as(h)).view(-1, D)                 h[mask]
     out.masked_scatter(mask[:, None].expand_as(out), rows)                  out.index_copy(0, token, rows)
+    torch.arange(T).masked_select(mask)                                     torch.arange(T)[mask]
 
 Each holds by itself, whatever becomes of the rest: nothing is proven of experts here. ``rows`` written over one another
 would count once, and added twice: so the positions must be known to differ (those where a mask holds).
@@ -27,6 +28,7 @@ from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
 
+SELECTS = frozenset({"masked_select", torch.masked_select})
 FAR = 200  # nodes between the rows that a mask picks and those that are written
 
 
@@ -36,6 +38,9 @@ def straighten(work: Work, wanted: bool) -> None:
     if not wanted:
         return
     targets = {node.target for node in graph.nodes}
+    if targets & SELECTS:
+        for node in list(graph.nodes):
+            take_by_mask(node)
     if targets & {"masked_scatter", "masked_scatter_", torch.masked_scatter}:
         for node in list(graph.nodes):
             if (one := scattered_rows(node)) is not None:
@@ -248,11 +253,20 @@ def scattered_rows(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.No
     return (base, column, rows, picked) if picked else None
 
 
+def take_by_mask(node: fx.Node) -> None:
+    """``h.masked_select(mask)`` of a mask of h's shape is ``h[mask]``."""
+    if node.target in SELECTS and not node.kwargs and len(node.args) == 2:
+        h, mask = node.args
+        if isinstance(h, fx.Node) and is_mask(mask) and same_shape(shape_of(h), shape_of(mask)):
+            if len(shape_of(h) or ()) == 1:  # a matrix that is made of it again is for what is below
+                node.op, node.target = "call_function", operator.getitem
+
+
 def selects(node: fx.Node, column: fx.Node) -> bool:
     """Whether it is ``h.masked_select(column[:, None]).view(-1, D)``."""
     call, shape = read_call(node), shape_of(node)
     made = call["input"] if call is not None and call.name == "reshape" else None
-    if not isinstance(made, fx.Node) or made.target not in ("masked_select", torch.masked_select) or made.kwargs:
+    if not isinstance(made, fx.Node) or made.target not in SELECTS or made.kwargs:
         return False
     h, mask = made.args
     if not isinstance(h, fx.Node) or column_behind(mask, h) is not column or not shape or len(shape) != 2:

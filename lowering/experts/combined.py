@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.routing import index_root
+from moebius.lowering.experts.routing import chosen_from, index_root
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of
@@ -41,7 +41,7 @@ class Combined:
 
     def writer(self, storage: Storage, end: fx.Node) -> fx.Node | None:
         """What writes into one of these before the sum is made."""
-        picked = () if self.index is None else (self.index, index_root(self.index))
+        picked = () if self.index is None else (self.index, index_root(self.index), chosen_from(self.index))
         writers = (storage.writer_between(node, end) for node in (*self.between, *self.rows, *picked))
         return next((writer for writer in writers if writer is not None), None)
 
@@ -197,7 +197,7 @@ def picked(node: fx.Node) -> Stack | None:
     if call.name == "gather":
         return along(node, call["input"], call["dim"], call["index"], repeated=True)
     if call.name == "getitem" and isinstance(call["index"], tuple) and len(call["index"]) == 2:
-        return looked_up(node, call["input"], call["index"])
+        return looked_up(node, call["input"], call["index"], 2)
     return None
 
 
@@ -220,17 +220,19 @@ def along(node: fx.Node, source: Any, dim: Any, index: Any, repeated: bool) -> S
     return Stack(stack.rows, stack.letters, base, (*stack.between, *views, node))
 
 
-def looked_up(node: fx.Node, source: Any, keys: tuple) -> Stack | None:
-    """``stack[arange(T)[:, None], index]`` of [T, E, D]; the keys the other way round of [E, T, D]."""
+def looked_up(node: fx.Node, source: Any, keys: tuple, rank: int) -> Stack | None:
+    """``stack[arange(T)[:, None], index]`` of [T, E, D]; the keys the other way round of [E, T, D]. rank: the index's;
+    1 for one expert of each token, ``stack[arange(T), index]``, which drops the axis of experts."""
     stack = stack_of(source) if isinstance(source, fx.Node) else None
     if stack is None or stack.index is not None or stack.letters not in ("tnd", "ntd"):
         return None
     tokens, index = keys if stack.letters == "tnd" else keys[::-1]
-    if not isinstance(tokens, fx.Node) or not isinstance(index, fx.Node) or len(shape_of(index) or ()) != 2:
+    shape = shape_of(index) if isinstance(index, fx.Node) else None
+    if not isinstance(tokens, fx.Node) or shape is None or len(shape) != rank:
         return None
     base, axes, views = seen_as(tokens)
-    call, shape = read_call(base), shape_of(index)
-    if axes != (0, None) or call is None or call.name != "arange" or len(call["bounds"]) != 1 or shape is None:
+    call = read_call(base)
+    if axes != (0, None)[:rank] or call is None or call.name != "arange" or len(call["bounds"]) != 1:
         return None
     if not same_size((shape_of(base) or (None,))[0], shape[0]):
         return None
@@ -286,16 +288,20 @@ def summed(node: fx.Node) -> Combined | None:
 
 
 def one_of_each(node: fx.Node) -> Combined | None:
-    """``stack.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1)``: the rows of each token's only expert."""
+    """``stack.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1)``: the rows of each token's only expert. So is
+    ``stack[arange(T), index]``."""
     call = read_call(node)
     source = call.args.get("input") if call is not None and not call.op.inplace else None
+    keys = call["index"] if call is not None and call.name == "getitem" else None
+    if isinstance(keys, tuple) and len(keys) == 2 and (one := looked_up(node, source, keys, 1)) is not None:
+        return Combined(one.rows, None, one.index, one.between)
     dim = dropped_axis(call.name, call.args) if call is not None and isinstance(source, fx.Node) else None
     stack = stack_of(source) if isinstance(source, fx.Node) and dim is not None else None
     if stack is None or stack.index is None or dim is None or not stack.is_summed(dim):
         return None
     shape = shape_of(stack.index) or ()
-    one = len(shape) == len(stack.tokens) or same_size(shape[-1], 1)
-    return Combined(stack.rows, None, stack.index, stack.between) if one else None
+    single = len(shape) == len(stack.tokens) or same_size(shape[-1], 1)
+    return Combined(stack.rows, None, stack.index, stack.between) if single else None
 
 
 def by_einsum(node: fx.Node) -> Combined | None:

@@ -25,8 +25,15 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.combined import Combined, combination
-from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, masked, scale_by_mask
-from moebius.lowering.experts.routing import distinct, index_bounds, index_root
+from moebius.lowering.experts.masked import (
+    compared_gate,
+    holds_for_chosen,
+    left_by_mask,
+    masked,
+    scale_by_mask,
+    scaled_rows,
+)
+from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
@@ -82,36 +89,6 @@ def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
             if scaled(rows):
                 return base, rows
     return None
-
-
-def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """(rows [T, D], gate [T, 1]) of their product; with more axes, the gate may have some of size 1."""
-    call = read_call(node)
-    if call is None or call.name != "mul" or call.op.inplace:
-        return None
-    pair = (call["input"], call["other"])
-    for rows, gate in (pair, pair[::-1]):
-        if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
-            continue
-        gate = before_widening(gate)
-        a, b = shape_of(rows), shape_of(gate)
-        if a and b and len(a) == len(b) > 1 and type(b[-1]) is int and b[-1] == 1 and type(a[-1]) is int and a[-1] > 1:
-            repeated = len(a) > 2
-            fits = (same_size(x, y) or (repeated and same_size(y, 1)) for x, y in zip(a[:-1], b[:-1], strict=True))
-            return (rows, gate) if all(fits) else None
-    return None
-
-
-def before_widening(gate: fx.Node) -> fx.Node:
-    """The column [T, 1] of ``column.expand(-1, D)`` or ``.repeat(1, D)``: the product does the same by itself."""
-    call = read_call(gate)
-    while call is not None and call.name in ("expand", "repeat"):
-        column = shape_of(call["input"])
-        if not column or len(column) != len(shape_of(gate) or ()) or not same_size(column[-1], 1):
-            break
-        gate = call["input"]
-        call = read_call(gate)
-    return gate
 
 
 def scaled(rows: fx.Node) -> bool:
@@ -228,7 +205,7 @@ class Stacked(Chain):
         writer = parts.writer(storage, total)
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the sum is made of", writer)
-        bounds = (0, 0) if parts.index is None else index_bounds(parts.index)
+        bounds = (0, 0) if parts.index is None else index_bounds(chosen_from(parts.index))
         if bounds is None or bounds[0] < 0 or bounds[1] > len(parts.rows):
             raise Differ("which expert a slot goes to is not certain to be one of the stack's", total)
         with graph.inserting_before(total):
@@ -301,7 +278,7 @@ class Sparse:
         rows, column = scaled
         if self.reads_sum():
             raise NoExperts("what is added is made of the sum: layers one after another", total)
-        gate = self.read_gate(column)
+        gate = self.gate = self.read_gate(column)
         first = next(node for node in body.nodes if node.op != "placeholder")
         with body.inserting_before(first):
             chosen = self.call(torch.eq, gate.index, self.builder.row)
@@ -335,14 +312,15 @@ class Sparse:
         if node in table:
             return table[node]
         call = read_call(node)
+        if (whole := left_by_mask(node, self.gate.index, self.builder.row)) is not None:
+            return (self.picked if whole.op == "placeholder" else self.on_rows)(whole, token, table)
         if call is None or call.op.inplace:
             raise Differ("an operator that the proof does not know is in the expert", node)
         if draws(node):
             raise NoExperts("dropout draws its numbers for all tokens, those of other experts too", node)
         given = call["input"] if call.name in PRODUCTS else None
         if isinstance(given, fx.Node) and given.op == "placeholder" and given is not self.builder.row:
-            picked = table.setdefault(("rows", given), self.call(operator.getitem, given, token))  # type: ignore[arg-type]
-            local = {**table, given: picked}
+            local = {**table, given: self.picked(given, token, table)}
         else:
             local = table
         copies = {
@@ -352,6 +330,9 @@ class Sparse:
         made.meta["val"] = self.value(made, node)
         table[node] = made
         return made
+
+    def picked(self, given: fx.Node, token: fx.Node, table: dict) -> fx.Node:
+        return table.setdefault(("rows", given), self.call(operator.getitem, given, token))
 
     def value(self, made: fx.Node, like: fx.Node) -> Any:
         if all(a is b for a, b in zip(made.all_input_nodes, like.all_input_nodes, strict=True)):

@@ -54,6 +54,36 @@ def masked(node: Any) -> Masked | None:
     return None
 
 
+def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(rows [T, D], gate [T, 1]) of their product; with more axes, the gate may have some of size 1."""
+    call = read_call(node)
+    if call is None or call.name != "mul" or call.op.inplace:
+        return None
+    pair = (call["input"], call["other"])
+    for rows, gate in (pair, pair[::-1]):
+        if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
+            continue
+        gate = before_widening(gate)
+        a, b = shape_of(rows), shape_of(gate)
+        if a and b and len(a) == len(b) > 1 and type(b[-1]) is int and b[-1] == 1 and type(a[-1]) is int and a[-1] > 1:
+            repeated = len(a) > 2
+            fits = (same_size(x, y) or (repeated and same_size(y, 1)) for x, y in zip(a[:-1], b[:-1], strict=True))
+            return (rows, gate) if all(fits) else None
+    return None
+
+
+def before_widening(gate: fx.Node) -> fx.Node:
+    """The column [T, 1] of ``column.expand(-1, D)`` or ``.repeat(1, D)``: the product does the same by itself."""
+    call = read_call(gate)
+    while call is not None and call.name in ("expand", "repeat"):
+        column = shape_of(call["input"])
+        if not column or len(column) != len(shape_of(gate) or ()) or not same_size(column[-1], 1):
+            break
+        gate = call["input"]
+        call = read_call(gate)
+    return gate
+
+
 def is_zero(value: Any) -> bool:
     """The number 0, or a tensor that was made of it and that nobody writes into."""
     if not isinstance(value, fx.Node):
@@ -103,6 +133,23 @@ def holds_for_chosen(condition: Any, index: fx.Node, row: fx.Node, kept: bool) -
         return False
     chosen = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
     return chosen is not None and chosen.name == "eq" and chosen["input"] is index and chosen["other"] is row
+
+
+def left_by_mask(node: fx.Node, index: fx.Node, row: fx.Node) -> fx.Node | None:
+    """The rows that a mask of the tokens that chose the expert is laid over, ``x * mask``: of those it leaves all."""
+    one, parts = masked(node), scaled_rows(node)
+    if one is not None:
+        rows, mask, kept = one.rows, one.condition, one.kept
+    elif parts is not None:
+        rows, mask, kept = *parts, True
+        cast = read_call(mask)
+        mask = cast["input"] if cast is not None and cast.name == "cast" else mask
+    else:
+        return None
+    made, value, holds = tensor_of(node), tensor_of(rows), tensor_of(mask)
+    if made is None or value is None or holds is None or made.dtype != value.dtype or holds.dtype is not torch.bool:
+        return None
+    return rows if holds_for_chosen(mask, index, row, kept) else None
 
 
 def compared_gate(condition: Any, gate: fx.Node) -> tuple[Any, float] | None:

@@ -12,7 +12,7 @@ from moebius.lowering.experts.evidence import Skip
 from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Test
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, value_of
+from moebius.lowering.values import same_shape, shape_of, tensor_of, value_of
 
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
@@ -139,10 +139,12 @@ def index_root(node: fx.Node) -> fx.Node:
 
 
 def before_slices(node: fx.Node) -> fx.Node:
-    """The tensor that ``top[:, :k]`` is a part of."""
+    """The tensor that ``top[:, :k]`` or ``top[:, k]`` is a part of."""
     while (call := read_call(node)) is not None and call.name == "getitem" and isinstance(call["input"], fx.Node):
         keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
-        if not all(isinstance(key, slice) or key is Ellipsis for key in keys):
+        if not all(isinstance(key, slice) or key is Ellipsis or type(key) is int for key in keys):
+            break
+        if tensor_of(call["input"]) is None:  # one of several results
             break
         node = call["input"]
     return node

@@ -147,3 +147,33 @@ def the_only_one(x, moe):
     weight, index = moe.gate(x).softmax(-1).max(-1)
     y = torch.stack([expert(x) for expert in moe.experts], 1)
     return y.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1) * weight[:, None]
+
+
+@spelled(LOWERED)
+def the_only_one_by_numbers(x, moe):
+    """for each slot: `torch.stack([expert(x) for …])[index[:, k], torch.arange(T)] * weight[:, k, None]`"""
+    weight, index = moe.route(x)
+    y = torch.stack([expert(x) for expert in moe.experts])
+    return sum(weight[:, k, None] * y[index[:, k], torch.arange(len(x))] for k in range(K))
+
+
+@spelled(LOWERED)
+def masked_inputs(x, moe):
+    """all experts on all tokens, `out = out + expert(x * mask) * gate`, the mask of those that chose the expert"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        mask = (index == e).any(-1, keepdim=True).to(x.dtype)
+        out = out + expert(x * mask) * (weight * (index == e)).sum(-1, keepdim=True)
+    return out
+
+
+@spelled(LOWERED)
+def selected_numbers(x, moe):
+    """top-1 with a capacity: `token = torch.arange(T).masked_select(index == e)[:capacity]`, `index_copy`"""
+    weight, index = moe.gate(x).softmax(-1).max(-1)
+    tokens, out = torch.arange(len(x)), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        token = tokens.masked_select(index == e)[: moe.capacity]
+        out = out.index_copy(0, token, expert(x[token]) * weight[token, None])
+    return out

@@ -274,6 +274,20 @@ def test_masked_select_and_scatter(name):
     assert wanted is None or lowered
 
 
+@pytest.mark.parametrize("cut", [None, 3])
+@pytest.mark.parametrize("numbers", [torch.arange, torch.randperm, lambda n: torch.arange(n) // 2])
+def test_numbers_that_a_mask_selects(numbers, cut):
+    def function(x, moe):
+        _, index = moe.route(x)
+        tokens, out = numbers(len(x)), torch.zeros_like(x)
+        for e, expert in enumerate(moe.experts):
+            token = tokens.masked_select((index == e).any(-1))[:cut]
+            out = out.index_add(0, token, expert(x[token]))
+        return out
+
+    assert compare(function) == (1, True)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Masked by a threshold
 # ----------------------------------------------------------------------------------------------------------------------
@@ -406,6 +420,8 @@ LOOKED_UP = {
     "gather, unsqueezed": lambda y, index: y.gather(1, index[:, None].unsqueeze(-1).expand(-1, 1, D))[:, 0],
     "take_along_dim": lambda y, index: torch.take_along_dim(y, index[:, None, None], 1).squeeze(1),
     "by numbers": lambda y, index: y[torch.arange(len(y))[:, None], index.unsqueeze(1)].squeeze(1),
+    "by numbers, without slots": lambda y, index: y[torch.arange(len(y)), index],
+    "by numbers, experts first": lambda y, index: y.transpose(0, 1)[index, torch.arange(len(y))],
 }
 
 
@@ -420,6 +436,11 @@ def test_the_only_expert_of_a_token(one, looked_up):
     assert compare(function) == (1, True)
 
 
+def swapped(index):
+    index[:2] = (index[:2] + 1) % E
+    return index
+
+
 NOT_ONE = {
     "two, one taken": lambda y, x, moe: y.gather(1, moe.route(x)[1][..., None].expand(-1, -1, D))[:, 0],
     "numbers of its own": lambda y, x, moe: LOOKED_UP["gather"](y, (x[:, 0] > 0).long()),
@@ -427,6 +448,10 @@ NOT_ONE = {
     "the largest of two": lambda y, x, moe: LOOKED_UP["gather"](
         y, torch.max(moe.gate(x).argmax(-1)[None].expand(2, -1), torch.arange(len(x)) % E)[1]
     ),
+    "numbers of its own, without slots": lambda y, x, moe: y[torch.arange(len(y)), (x[:, 0] > 0).long()],
+    "tokens in another order": lambda y, x, moe: y[torch.arange(len(y)).flip(0), moe.gate(x).argmax(-1)],
+    "tokens and experts mixed up": lambda y, x, moe: y[:E][moe.gate(x[:E]).argmax(-1), torch.arange(E)],
+    "written since": lambda y, x, moe: LOOKED_UP["by numbers, without slots"](y, swapped(moe.route(x)[1])[:, 0]),
     "features of several": lambda y, x, moe: y.gather(1, y.detach().argmax(1, keepdim=True)).squeeze(1),
 }
 
