@@ -288,7 +288,7 @@ def summed(node: fx.Node) -> Combined | None:
 
 
 def one_of_each(node: fx.Node) -> Combined | None:
-    """``stack.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1)``: the rows of each token's only expert. So is
+    """``stack.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1)``: the rows of each token's only expert; as
     ``stack[arange(T), index]``."""
     call = read_call(node)
     source = call.args.get("input") if call is not None and not call.op.inplace else None
