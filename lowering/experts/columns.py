@@ -23,9 +23,9 @@ def column_cut(nodes: tuple[fx.Node, ...]) -> tuple[fx.Node, bool] | None:
         return None
     if cut.name in TURNED:
         return turned(pieces, len(nodes))
-    whole: fx.Node = cut["input"]
     if cut.name not in ("unbind", "split", "chunk") or not isinstance(value, tuple | list) or len(value) != len(nodes):
         return None
+    whole: fx.Node = cut["input"]
     if cut.name == "unbind" and cut["dim"] in (0, -2):
         return turned(whole, len(nodes))
     shape = shape_of(whole)

@@ -459,3 +459,13 @@ NOT_ONE = {
 @pytest.mark.parametrize("name", NOT_ONE)
 def test_lookups_of_something_else(name):
     regions_of(lambda x, moe: NOT_ONE[name](torch.stack([expert(x) for expert in moe.experts], 1), x, moe))
+
+
+@pytest.mark.filterwarnings("error:moebius could not lower")
+def test_the_experts_of_one_token_for_several():
+    def function(x, moe):
+        _, index = moe.route(x)
+        y = torch.stack([expert(x[:K]) for expert in moe.experts], 1)
+        return y[torch.arange(K), index[0]]
+
+    assert compare(function)[0] == 1
