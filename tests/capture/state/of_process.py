@@ -189,6 +189,13 @@ def over(v):
     l = [v]
     return types.SimpleNamespace(l=l, i=iter(l))
 """),
+    "thread's attribute": Kind(
+        "setattr(threading.current_thread(), 'v', $)",
+        "threading.current_thread().v",
+        "threading.current_thread().v = $",
+        "",
+        "del threading.current_thread().v",
+    ),
     "thread's name": Kind(
         "setattr(threading.current_thread(), 'name', 'x' * $)",
         "len(threading.current_thread().name)",
