@@ -42,6 +42,8 @@ MENDED = (
     ("class of a class", "read only"),
     ("code that is no function's", "straight"),
     ("expression compiled", "read only"),
+    ("conjugate", "read only"),
+    ("negative", "read only"),
     ("parameter's copy", "cached, no arguments"),
     ("thread's attribute", "cached, no arguments"),
 )
