@@ -338,6 +338,8 @@ def tensor_meta(
         "shape": tuple(None if d in dynamic_dims else s for d, s in enumerate(tensor.shape)),
         "stride": tuple(tensor.stride()) if strided and not open_strides else None,
         "requires_grad": tensor.requires_grad,
+        "is_conj": tensor.is_conj(),  # (``z.conj()`` and its imaginary part are views that only say so)
+        "is_neg": tensor.is_neg(),
         **({} if any_offset else {"storage_offset": tensor.storage_offset() if strided else None}),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,9 +42,8 @@ class CachedFunctions(CallParts):
                 f"{name_of(function)} is called with arguments that are not plain",
                 "call it outside of the step",
             )
-        tensors = self.tensors
-        in_loop = tensors.writer.in_loop  # (or in a branch, which may not run)
-        if in_loop or self.heap.outside or any(torch_private.version_of(p.fake) for p in tensors.inputs):
+        in_loop = self.tensors.writer.in_loop  # (or in a branch, which may not run)
+        if in_loop or self.heap.outside or self.are_written(self.tensors.inputs):
             self.refuse_to_look_back(function.__wrapped__, args, kwargs, in_loop)
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
@@ -76,7 +76,9 @@ class CachedFunctions(CallParts):
             for what, owner, _, born in heap.events[:begin]
             if what is WRITE and born < 0 and not is_kind(owner, TensorProxy)
         ]
-        doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
+        records = (self.objects.owners.get(id(self.objects.record_of(owner))) for owner in written)
+        whose = [record.obj for record in records if record is not None]
+        doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, [*written, *whose])
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
         doubtful |= not followed and in_loop
         if doubtful or writes or changed or self.meets_written(older):
@@ -85,12 +87,17 @@ class CachedFunctions(CallParts):
 
     def meets_written(self, reads: list[Event]) -> bool:
         """Whether a tensor that was read is one that the step has written to, under any name."""
-        fakes = [p.fake for p in self.tensors.of_fake.values() if is_kind(p.fake, torch.Tensor)]
-        written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
         writes = [event for event in self.heap.events if event[0] is WRITE and is_kind(event[1], TensorProxy)]
         replaced = {id(owner) for _, owner, key, _ in writes if key == "data"}
         met = proxies_in([event[3] for event in reads])
-        return any(id(p) in replaced or torch_private.storage_of(p.fake) in written for p in met)
+        return any(id(p) in replaced for p in met) or self.are_written(met)
+
+    def are_written(self, met: Iterable[TensorProxy]) -> bool:
+        """Whether the step has written to one of these tensors in place, under any name: ``p.data`` is one."""
+        fakes = [p.fake for p in self.tensors.of_fake.values() if is_kind(p.fake, torch.Tensor)]
+        written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
+        tensors = (p.fake for p in met if is_kind(p.fake, torch.Tensor)) if written else ()
+        return any(torch_private.storage_of(fake) in written for fake in tensors)
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         with counted():  # (the answers of a cache are kept when the call runs: it computes them once)

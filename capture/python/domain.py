@@ -161,6 +161,20 @@ class TrackingDomain(Operators, Containers):
         if not self.objects.dict_delete(self.globals_record(frame.globals), name):
             raise NameError(f"name {name!r} is not defined", name=name)
 
+    # Code that is no function's, made one by ``types.FunctionType``, has its globals for names.
+
+    def load_name(self, frame: Frame, name: str) -> Any:
+        return self.load_global(frame, name) if self.has_globals(frame) else super().load_name(frame, name)
+
+    def store_name(self, frame: Frame, name: str, value: Any) -> None:
+        (self.store_global if self.has_globals(frame) else super().store_name)(frame, name, value)
+
+    def delete_name(self, frame: Frame, name: str) -> None:
+        (self.delete_global if self.has_globals(frame) else super().delete_name)(frame, name)
+
+    def has_globals(self, frame: Frame) -> bool:
+        return frame.names is frame.globals and self.globals_record(frame.globals) is not None
+
     def make_cell(self, value: Any) -> Any:
         return self.objects.made(super().make_cell(value))
 

@@ -2,7 +2,7 @@
 
 A function in Python gets at objects by what its code names: globals, closure cells, defaults, and attributes of these.
 Functions that it names are looked into as well, and so are methods and the items of containers. Code of the standard
-library is not: it sees what it is given, in its cells too.
+library is not: it sees what it is given, in its cells too, and objects of the library's own, as a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextvars
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from moebius.interpreter import is_kind
@@ -21,10 +21,11 @@ MANY = 5000  # functions and items that are looked at
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
 
 
-def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
+def may_look_at(function: Any, owners: Collection[Any]) -> bool:
     """Whether a call of the function, with plain arguments, may read an attribute, item or value of one of the owners
     (objects, their ``__dict__``s, containers)."""
     written = {id(owner) for owner in owners}
+    kept = any(hasattr(owner, "__dict__") and is_standard(type(owner).__module__) for owner in owners)
     seen: set[int] = set()
     names: set[str] = set()
     holders: list[dict[str, Any]] = []  # attributes of modules, and of objects of the standard library
@@ -39,6 +40,8 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
             return True
         if is_kind(value, types.FunctionType):
             if is_standard(value.__module__):
+                if kept:
+                    return True
                 pending += cells(value)
                 continue
             count += 1

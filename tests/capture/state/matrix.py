@@ -39,7 +39,7 @@ CELLS = list(itertools.product(KINDS, QUESTIONS))
 UNCOPIED = (
     "class attribute", "class of an object", "cell_contents", "function attribute", "builtins", "sys attribute",
     "recursion limit", "logging level", "logger enabled", "decimal", "directory", "numpy.random",
-    "annotations of a class",
+    "annotations of a class", "thread's attribute", "expression compiled", "code that is no function's",
 )  # fmt: skip
 # Forward is captured and backward runs outside, after the state is another: its graph was made in forward
 # (docs/soundness.md).

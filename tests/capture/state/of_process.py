@@ -77,6 +77,14 @@ KINDS: dict[str, Kind] = {
         for name, entry in OF_METACLASSES.items()
     },
     "__bool__ of a module": special("__bool__", *OF_METACLASSES["__bool__"], "types.ModuleType,", "('m')"),
+    "code that is no function's": Kind(
+        "types.FunctionType(compile('v = v', '', 'exec'), {'v': $})",
+        "(@(), @.__globals__['v'])[1]",
+        "types.FunctionType(compile('v = $', '', 'exec'), @.__globals__)()",
+    ),
+    "expression compiled": Kind(
+        "types.FunctionType(compile('v', '', 'eval'), {'v': $})", "@()", "@.__globals__['v'] = $"
+    ),
     "class of a class": Kind("METAS[$]('C', (), {})", "@.v", "@.__class__ = METAS[$]", """
 METAS = {n: type("M", (type,), {"v": n}) for n in (2, 3, 5, 7)}
 """),
@@ -189,6 +197,13 @@ def over(v):
     l = [v]
     return types.SimpleNamespace(l=l, i=iter(l))
 """),
+    "thread's attribute": Kind(
+        "setattr(threading.current_thread(), 'v', $)",
+        "threading.current_thread().v",
+        "threading.current_thread().v = $",
+        "",
+        "del threading.current_thread().v",
+    ),
     "thread's name": Kind(
         "setattr(threading.current_thread(), 'name', 'x' * $)",
         "len(threading.current_thread().name)",

@@ -68,6 +68,9 @@ for n in (2, 3, 5, 7):
     torch.manual_seed(n)
     STATES[n] = torch.get_rng_state()
 """),
+    "parameter's copy": Kind("parameter($)", "copy.deepcopy(@).detach()", "@.data.fill_($)", TENSORS + "import copy\n"),
+    "conjugate": Kind("[torch.ones(2) * 1j]", "(2.0 if @[0].is_conj() else 3.0)", "@[0] = @[0].conj()"),
+    "negative": Kind("[torch.ones(2)]", "(2.0 if @[0].is_neg() else 3.0)", "@[0] = (torch.ones(2) * 1j).conj().imag"),
     "initial_seed": Kind("torch.manual_seed($) and None", "torch.initial_seed()", "torch.manual_seed($)"),
     "Generator seed": Kind("torch.Generator().manual_seed($)", "@.initial_seed()", "@.manual_seed($)"),
     "Generator state": Kind(

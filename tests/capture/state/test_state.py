@@ -40,6 +40,12 @@ MENDED = (
     ("__subclasscheck__ of a metaclass", "read only"),
     ("__bool__ of a module", "read only"),
     ("class of a class", "read only"),
+    ("code that is no function's", "straight"),
+    ("expression compiled", "read only"),
+    ("conjugate", "read only"),
+    ("negative", "read only"),
+    ("parameter's copy", "cached, no arguments"),
+    ("thread's attribute", "cached, no arguments"),
 )
 
 
