@@ -237,12 +237,13 @@ def kept(n, box):
 
 
 def as_numbers(n, box):
-    return (n.item(), float(n), int(n)) if n.ndim == 0 else n.shape
+    return (n.item(), float(n)) if n.ndim == 0 else n.shape
 
 
 USES = {
     "kept": kept,
     "as_numbers": as_numbers,
+    "as_an_int": lambda n, box: int(n) if n.ndim == 0 else n.shape,  # (of one that nobody knows too little is known)
     "listed": lambda n, box: n.tolist(),
     "computed_with": lambda n, box: (n + 1, (n > 0).sum(), n.dtype),
     "as_texts": lambda n, box: (str(n), f"{n}"),
