@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from .versions import __version__
 
 if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
+    from moebius.lowering.distribution import weigh_by_tokens as weigh_by_tokens
+
     from .api import capture as capture
     from .api import disable as disable
     from .api import explain as explain
@@ -35,6 +37,7 @@ EXPORTS = {
     "disable": "moebius.api",
     "mark_dynamic": "moebius.api",
     "load": "moebius.export.load",
+    "weigh_by_tokens": "moebius.lowering.distribution",
     "MoebiusError": "moebius.errors",
     "ExportError": "moebius.errors",
     "GuardError": "moebius.errors",

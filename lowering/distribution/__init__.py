@@ -34,6 +34,7 @@ from moebius.lowering.distribution.program import parts_of
 from moebius.lowering.distribution.reduce import average_gradients, is_averaged
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.steps import look_at_optimizers, nothing_unseen
+from moebius.lowering.distribution.weighing import weigh_by_tokens
 from moebius.lowering.planner.traffic import Bytes, RegionShape, bytes_for, expected_bytes
 
 __all__ = [
@@ -41,5 +42,5 @@ __all__ = [
     "average_gradients", "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
     "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place", "parts_of",
     "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
-    "to_graph_input", "traffic",
+    "to_graph_input", "traffic", "weigh_by_tokens",
 ]

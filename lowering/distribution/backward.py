@@ -23,23 +23,26 @@ PLAIN = frozenset({experts, set_gradient})  # beside torch's own
 
 
 def promises(
-    gm: fx.GraphModule, regions: Sequence[fx.Node], here: Collection[fx.Node]
+    gm: fx.GraphModule, regions: Sequence[fx.Node], here: Collection[fx.Node], meetings: Sequence[fx.Node] = ()
 ) -> dict[fx.Node, tuple[int, int]]:
-    """For each expert region (before it is spread over ranks): the digest of what backward will do, 0 where it is not
-    known, and how many regions before it have promised theirs and not been through backward. here: parameters of which
-    the graph takes this rank's rows."""
+    """For each expert region (before it is spread over ranks), and each other node where ranks meet: the digest of what
+    backward of a region will do, 0 where it is not known, and how many regions before it have promised theirs and not
+    been through backward. here: parameters of which the graph takes this rank's rows."""
     nodes = list(gm.graph.nodes)
-    found = dict.fromkeys(regions, (0, 0))
+    found = dict.fromkeys((*regions, *meetings), (0, 0))
     start = 0
     for stop, end in enumerate(nodes):
         if is_backward(end):
             before = [node for node in nodes[start:stop] if node in found]
-            span = nodes[nodes.index(before[0]) : stop + 1] if before else []
+            first = next((node for node in before if node in regions), None)
+            span = nodes[nodes.index(first) : stop + 1] if first else []
             start = stop + 1
-            if before and all(_is_followed(node, here) for node in span):
-                digest = _digest(span)
-                reached = [node for node in before if _reaches(node, end)]
-                found |= {node: (digest, number) for number, node in enumerate(reached)}
+            if span and all(_is_followed(node, here) for node in span):
+                digest, owed = _digest(span), 0
+                for node in before:
+                    reached = node in regions and _reaches(node, end)
+                    found[node] = (digest if reached else 0, owed)
+                    owed += reached
     return found
 
 

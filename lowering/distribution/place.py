@@ -28,6 +28,7 @@ from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
+from moebius.lowering.distribution.weighing import SHARE
 from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.planner.traffic import RegionShape, chunk_span
@@ -69,8 +70,11 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
     kept, here = (items | {taken for taken, item in rows.items() if item in items} for items in (kept, here))
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
-    promised = promises(gm, regions, here)
+    shares = gm.graph.find_nodes(op="call_function", target=SHARE)
+    promised = promises(gm, regions, here, shares)
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
+    for node in shares:
+        node.args = (*node.args[:2], promised[node][1])
     for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
         _ask_all_ranks(node, group_name)
     for node, num_experts in experts_of.items():

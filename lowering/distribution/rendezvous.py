@@ -58,9 +58,11 @@ class Group(Protocol):
 
 
 class Call:
-    """The call of a captured function that runs: its name, how many there were of it, and why it was captured again."""
+    """The call of a captured function that runs: its name, how many there were of it, its mesh, and why it was captured
+    again."""
 
     name, number = "", 0
+    mesh: Any = None
     again: Callable[[], str] = str
 
 
@@ -245,8 +247,8 @@ def group_of(group: dist.ProcessGroup) -> ProcessGroup:
 def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iterator[None]:
     """While a captured function runs, for the number-th time. What fails in it is told to the other ranks. again: why
     it was captured more than once, as words to put behind others."""
-    before = Call.name, Call.number, Call.again
-    Call.name, Call.number, Call.again = name, number, staticmethod(again)
+    before = Call.name, Call.number, Call.again, Call.mesh
+    Call.name, Call.number, Call.again, Call.mesh = name, number, staticmethod(again), mesh
     groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
     for group in groups:
         group.announce("")
@@ -258,4 +260,4 @@ def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iter
             group.announce(words)
         raise
     finally:
-        Call.name, Call.number, Call.again = before
+        Call.name, Call.number, Call.again, Call.mesh = before

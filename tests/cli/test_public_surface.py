@@ -25,6 +25,7 @@ SIGNATURES = {
     "disable": "(function)",
     "mark_dynamic": "(tensor, dim)",
     "load": "(path",
+    "weigh_by_tokens": "(loss, tokens)",
 }
 ERRORS = ["ExportError", "GraphBreakError", "GuardError", "LoadError", "NotCapturableError", "OptionError"]
 RECORDS = {
