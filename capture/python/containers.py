@@ -27,7 +27,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
-from ..tensors.index_lists import as_indices
+from ..tensors.index_lists import as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
@@ -85,7 +85,7 @@ class Containers(Parts):
         obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
         if kind is TensorProxy:
-            return self.tensors.get_item(obj, self.tensor_index(key))
+            return self.tensors.get_item(obj, self.tensor_index(obj, key))
         if is_kind(obj, SymbolicObject):
             return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
@@ -117,10 +117,18 @@ class Containers(Parts):
             return rows
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
-    def tensor_index(self, key: Any) -> Any:
+    def tensor_index(self, tensor: TensorProxy, key: Any) -> Any:
         """What a tensor is indexed with, as an operator takes it."""
-        key = self.with_numbers(as_indices(key))
-        return without_arrays(self.array_inputs.as_index(self.plain_contents(key)))
+        key = self.plain_contents(self.with_numbers(as_indices(key)))
+        if is_varying_list(key):
+            key = self.index_of(tensor, key)
+        elif type(key) is tuple:
+            key = tuple(self.index_of(tensor, part) if is_varying_list(part) else part for part in key)
+        return without_arrays(self.array_inputs.as_index(key))
+
+    def index_of(self, tensor: TensorProxy, numbers: list) -> TensorProxy:
+        """The tensor that torch makes of a list of ints: its own index would make constants of them."""
+        return cast(TensorProxy, self.call(torch.tensor, [numbers], {"device": tensor.fake.device}))
 
     def with_numbers(self, key: Any) -> Any:
         """An index with numbers for the tensors that bound its slices (torch asks them for ``__index__``)."""
@@ -221,7 +229,7 @@ class Containers(Parts):
         if kind is TensorProxy:
             if numpy_numbers_in(value):
                 raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
-            self.tensors.set_item(obj, self.tensor_index(key), without_arrays(self.plain_contents(value)))
+            self.tensors.set_item(obj, self.tensor_index(obj, key), without_arrays(self.plain_contents(value)))
             return
         method = self.attributes.on_type(kind, "__setitem__")
         if is_replaced(method, "__setitem__"):

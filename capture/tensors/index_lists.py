@@ -12,6 +12,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..values.numbers import is_open, number_kind
 from ..values.values import SymbolicObject, TensorProxy
 
 
@@ -48,3 +49,8 @@ def as_indices(key: Any) -> Any:
     if type(key) is tuple and any(type(part) is IndexList for part in key):
         return tuple(part.proxy if type(part) is IndexList else part for part in key)
     return key
+
+
+def is_varying_list(key: Any) -> bool:
+    """Whether a part of an index is a list of ints with one that only the running step knows."""
+    return type(key) is list and is_open(key) and all(number_kind(item) in (int, torch.SymInt) for item in key)
