@@ -137,8 +137,11 @@ class FakeWorld:
             is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
             for leaf in tree_leaves((args, kwargs))
         )
-        concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
-        if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
+        backward = function is torch.autograd.grad and bool(self.shape_env.var_to_range)  # of operators with symbols
+        # torch keeps what an operator gives, by its inputs; with symbols, which differ each time, keeping costs more
+        # than it saves (a quarter of the first call of an expert loop)
+        self.mode.cache_enabled = not (symbols or backward)
+        if not backward and not (symbols and getattr(function, "__name__", "") in CONCRETE_IN_C):
             with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
         with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
