@@ -142,7 +142,7 @@ def torch_without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield ask
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ONLY_SOME | EXISTS_IN.keys()])
 def test_what_was_taken_away_is_named(name: str, torch_without: Callable[[str], dict[str, Any]]) -> None:
     """By the doctor, and by the import, or else by one warning at the first capture on a torch that was not tested."""

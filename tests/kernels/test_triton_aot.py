@@ -75,7 +75,7 @@ def test_other_gates_with_biases(shape: str, gate: str, activation: str) -> None
     check_loops(reports)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("gate", ["interleaved", "none"])
 @pytest.mark.parametrize("save", ["default", "recompute"])
 def test_up_of_other_gates_without_biases(gate: str, save: str) -> None:
@@ -126,7 +126,7 @@ def packed(shape: str, dtype: torch.dtype = torch.bfloat16, bias: bool = False, 
     return found
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("gate, activation, bias", [
     ("concat", "silu", False), ("concat", "gelu", True), ("interleaved", CLAMPED, True), ("none", "relu2", False)])
 @pytest.mark.parametrize("shape", ["moe", "few"])
@@ -136,7 +136,7 @@ def test_packed_h(shape: str, gate: str, activation: str, bias: bool) -> None:
     check_loops(reports)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
 def test_packed_h_and_formats(name: str) -> None:
     check([aot.compile_launch(each) for each in packed("moe", precision=NAMED[name])])

@@ -70,7 +70,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.share(9)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("kind", NEEDED)
 def test_with_a_kind_of_guard_switched_off_the_fuzzer_notices(kind):
     program, changes = NEEDED[kind]

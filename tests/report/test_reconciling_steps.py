@@ -36,7 +36,7 @@ SEEDS = [
 ]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_generated_steps(seed: int) -> None:
     source = generate(SeededChoices(seed))

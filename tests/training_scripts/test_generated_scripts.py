@@ -166,6 +166,7 @@ def test_fixed_scripts(seed: int) -> None:
     assert not differences(seed, "eager" if seed % 2 else "moebius")
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(("seed", "backend"), ONCE)
 def test_scripts_that_once_differed(seed: int, backend: str) -> None:
     assert not differences(seed, backend)

@@ -38,7 +38,7 @@ def test_fresh_steps(number: int) -> None:
     assert not seen.differs, f"seed {seed}: {seen.differs}\n{source}"
 
 
-@pytest.mark.share(9)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 def test_what_once_differed(path: Path, backend: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 import pytest
-from seeds import seed_of_the_code
+from seeds import seed_of_the_code, some
 
 from fuzz.choices import SeededChoices
 from fuzz.compare import TooLong, compiled, cpu_limit, difference, drive, native_outcome, outcome
@@ -121,12 +122,18 @@ def opcodes_in(code: CodeType) -> set[str]:
 
 
 def test_planted_faults_are_found() -> None:
-    """In 60 programs, one fault at a time. Another Python has other programs: on 3.13 five faults need more of them."""
+    """In 60 programs, one fault at a time. Another Python has other programs: on 3.13 five faults need more of them.
+
+    A third of the faults, other ones for other code; --whole plants all.
+    """
     programs = corpus(60)
     assert programs_until_found("no fault", programs) is None
     planted = [fault for fault in FAULTS if fault not in RARE_FAULTS]
+    assert len(planted) >= 35
+    if "MOEBIUS_WHOLE" not in os.environ:
+        planted = some(planted, 12, "planted faults")
     missed = [fault for fault in planted if programs_until_found(fault, programs) is None]
-    assert len(planted) >= 35 and len(missed) <= 8, missed
+    assert len(missed) <= min(8, len(planted) // 2), missed
 
 
 def test_make_fuzz_runs_batches_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
