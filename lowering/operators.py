@@ -429,8 +429,10 @@ PRODUCTS = frozenset({"linear", "matmul", "addmm"})  # of rows with a matrix
 CONTROL = frozenset({"set_grad_enabled", "skip_iteration", "require_branch", "expert_loop", "dropout", "draw_noise"})
 
 
-def read_call(node: fx.Node) -> Call | None:
-    """The node as a Call, or None where the tables do not know it."""
+def read_call(node: Any) -> Call | None:
+    """The node as a Call; None where the tables do not know it, or for what is no node."""
+    if type(node) is not fx.Node:
+        return None
     if MEMO.known is None:
         return read(node)
     known = MEMO.known.calls

@@ -421,7 +421,7 @@ def same_lookup(a: fx.Node, b: fx.Node) -> bool:
     if a.op != b.op or a.target != b.target or a.kwargs != b.kwargs:
         return False
     if a.target is operator.getitem and a.args[1:] == b.args[1:]:
-        calls = [read_call(node.args[0]) if isinstance(node.args[0], fx.Node) else None for node in (a, b)]
+        calls = [read_call(node.args[0]) for node in (a, b)]
         if all(call is not None and call.name in ("split", "chunk", "unbind") for call in calls):
             return same_lookup(a.args[0], b.args[0])  # type: ignore[arg-type]
     return a.args == b.args

@@ -21,9 +21,9 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.blocks import like
-from moebius.lowering.experts.dense import column_of
 from moebius.lowering.experts.out_of_place import is_without_grad
 from moebius.lowering.experts.routing import distinct
+from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
@@ -203,7 +203,7 @@ def differ(keys: tuple, rows: fx.Node) -> bool:
     rank = len(shape_of(mask) or ()) if isinstance(mask, fx.Node) else 0
     if [call["index"] for call in calls if call is not None] == list(range(rank)):
         return True
-    chosen = read_call(mask) if isinstance(mask, fx.Node) else None
+    chosen = read_call(mask)
     once = chosen is not None and chosen.name == "eq" and type(chosen["other"]) is int and rank == 2
     return once and len(keys) == 1 and calls[0]["index"] == 0 and distinct(chosen["input"])  # type: ignore[index]
 
@@ -228,7 +228,7 @@ def is_made_of(rows: fx.Node, mask: fx.Node) -> bool:
 
 def column_behind(mask: Any, whole: fx.Node) -> fx.Node | None:
     """The mask [T] that holds for whole rows: behind ``mask[:, None]``, and ``.expand_as(rows)`` of it."""
-    call = read_call(mask) if isinstance(mask, fx.Node) else None
+    call = read_call(mask)
     if call is not None and call.name == "expand" and isinstance(call["input"], fx.Node):
         mask = call["input"]
     shape, rows = shape_of(mask), shape_of(whole)

@@ -58,7 +58,7 @@ class Counting:
 
     def by_counts(self, counts: Any) -> Counted | None:
         """What was counted, where ``counts`` [E] has how many there are of each number."""
-        call = read_call(counts) if isinstance(counts, fx.Node) else None
+        call = read_call(counts)
         if call is None or not is_exact(counts):
             return None
         if call.name == "bincount":  # (its size is not known to be E, where a number may be greater)
@@ -121,7 +121,7 @@ class Counting:
 
 def is_one(values: Any) -> bool:
     """Whether it is 1, or a tensor of ones."""
-    call = read_call(values) if isinstance(values, fx.Node) else None
+    call = read_call(values)
     if call is not None and call.name == "ones":
         return True
     one = call["fill_value"] if call is not None and call.name == "full" else values

@@ -35,13 +35,11 @@ from moebius.lowering.experts.masked import (
 )
 from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
+from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
-
-FULL = slice(None)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which additions may be such iterations
@@ -389,7 +387,7 @@ class Sparse:
             condition, weight = call["input"], None
         else:
             return None
-        vector = column_of(condition) if isinstance(condition, fx.Node) else None
+        vector = column_of(condition)
         index = self.chosen(condition if vector is None else vector, kept)
         value = tensor_of(self.builder.state)
         if index is None or value is None or (one is not None and weight is None):
@@ -487,7 +485,7 @@ class Sparse:
         dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
         if not isinstance(dim, int) or dim not in (-1, 1):
             return None
-        product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+        product = read_call(call["input"])
         if product is None or product.name != "mul" or product.op.inplace:
             return None
         pair = (product["input"], product["other"])
@@ -501,7 +499,7 @@ class Sparse:
 
     def chosen(self, node: Any, kept: bool = True) -> fx.Node | None:
         """index of ``index == e``, cast or not; of its opposite, if not ``kept``."""
-        call, wanted = read_call(node) if isinstance(node, fx.Node) else None, "eq" if kept else "ne"
+        call, wanted = read_call(node), "eq" if kept else "ne"
         while call is not None and call.name in ("cast", "logical_not") and isinstance(call["input"], fx.Node):
             if call.name == "logical_not":
                 value = tensor_of(call["input"])
@@ -543,18 +541,6 @@ def alike(keys: tuple, pattern: tuple) -> bool:
         key is wanted if isinstance(wanted, fx.Node) or isinstance(key, fx.Node) else key == wanted
         for key, wanted in zip(keys, pattern, strict=True)
     )
-
-
-def column_of(node: fx.Node) -> fx.Node | None:
-    """The vector that ``unsqueeze(-1)`` or ``[:, None]`` made a column of."""
-    call = read_call(node)
-    if call is None or not isinstance(call.args.get("input"), fx.Node) or len(shape_of(call["input"]) or ()) != 1:
-        return None
-    if call.name == "unsqueeze" and call["dim"] in (1, -1):
-        return call["input"]
-    if call.name == "getitem" and isinstance(call["index"], tuple) and call["index"] in ((FULL, None), (..., None)):
-        return call["input"]
-    return None
 
 
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Unrolled:

@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
+from moebius.lowering.experts.dense import PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
 from moebius.lowering.experts.flat_rows import is_projection, is_switched_off
+from moebius.lowering.experts.views import FULL
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at

@@ -51,7 +51,7 @@ def inside(down: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
         if node in seen:
             continue
         seen.add(node)
-        made = read_call(node) if isinstance(node, fx.Node) else None
+        made = read_call(node)
         if made is None or made.op.inplace or made.args.get("inplace") or len(seen) > FAR:
             return None
         if made.name in ROWS_FIRST and is_projection(made):

@@ -189,7 +189,7 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
 
 def keeps_some(keep: Any, mask: Any) -> bool:
     """Whether it is ``mask.cumsum(dim) <= capacity``: the first along an axis counts 1."""
-    call = read_call(keep) if isinstance(keep, fx.Node) else None
+    call = read_call(keep)
     if call is None or call.name not in ("le", "lt") or type(call["other"]) is not int:
         return False
     counted, least = call["input"], 1 if call.name == "le" else 2

@@ -169,7 +169,7 @@ def is_feature(node: fx.Node) -> bool:
 
 def is_cut(part: Any, e: int, sizes: list[Any]) -> bool:
     """Whether it is a product of piece e of a tensor that is cut into pieces of these sizes."""
-    call = read_call(part) if isinstance(part, fx.Node) else None
+    call = read_call(part)
     piece = read_call(call["input"]) if call is not None and call.name in ROWS_FIRST else None
     if piece is None or piece.name != "getitem" or piece["index"] != e:
         return False
