@@ -480,6 +480,19 @@ def is_pure(node: fx.Node) -> bool:
     return call.name not in CONTROL
 
 
+NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
+
+
+def on_numbers(target: Any) -> bool:
+    """Whether a function is Python's arithmetic, where it is given numbers."""
+    return target in NUMBERS or getattr(target, "__module__", "") in ("_operator", "math")
+
+
+def is_size(node: fx.Node) -> bool:
+    """Python's arithmetic on sizes and on numbers read before."""
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor) and on_numbers(node.target)
+
+
 # What a person would call nodes of ours; the others by their names.
 OURS = {
     "require_branch": "a branch on data",

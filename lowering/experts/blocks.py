@@ -31,7 +31,7 @@ from moebius.lowering.experts.unrolled_loops import (
     place_of,
 )
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
+from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, is_size, loop_body, read_call, target_name
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
@@ -39,7 +39,6 @@ INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contigu
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
-NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
 UNROLLED = 512  # iterations of a loop that are written out for it
 
@@ -386,13 +385,6 @@ def like(example: torch.Tensor, shape: tuple, dtype: torch.dtype) -> torch.Tenso
         return example.new_empty(shape, dtype=dtype)
 
 
-def is_size(node: fx.Node) -> bool:
-    """Python's arithmetic on sizes and on numbers read before."""
-    if node.op != "call_function" or isinstance(value_of(node), torch.Tensor):
-        return False
-    return node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math")
-
-
 def is_calm(node: fx.Node) -> bool:
     """Whether an operator that the tables of the proof lack makes new tensors and draws no random numbers."""
     return makes_new(node) and not draws_numbers(str(getattr(node.target, "__name__", node.target)))
@@ -528,9 +520,8 @@ class Written:
     def value(self, node: fx.Node, table: dict[fx.Node, Any]) -> Any:
         """The node before the loop; or its value, where it is Python's arithmetic on the iteration's number."""
         args, kwargs = fx.map_arg(node.args, table.__getitem__), fx.map_arg(node.kwargs, table.__getitem__)
-        if node.op == "call_function" and not kwargs and all(isinstance(v, bool | int | float) for v in args):
-            if node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math"):
-                return node.target(*args)  # type: ignore[operator]
+        if is_size(node) and not kwargs and all(isinstance(v, bool | int | float) for v in args):
+            return node.target(*args)  # type: ignore[operator]
         if node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], int):
             return args[0][args[1]]  # what a branch that was taken carries on
         with self.loop.graph.inserting_before(self.loop):

@@ -21,7 +21,16 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_iteration
-from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.operators import (
+    FUNCTIONS,
+    METHODS,
+    call_operands,
+    is_pure,
+    is_size,
+    loop_body,
+    read_call,
+    target_name,
+)
 from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
@@ -530,14 +539,7 @@ def holds_values(value: Any) -> bool:
 
 def is_known(node: fx.Node) -> bool:
     """Whether the node is there for its value only (an operator that the proof does not know stops it later)."""
-    return is_pure(node) or adds_to_rows(node) or is_plain(node) or makes_new(node)
-
-
-def is_plain(node: fx.Node) -> bool:
-    """Python's arithmetic on sizes."""
-    return node.op == "call_function" and not isinstance(value_of(node), torch.Tensor) and getattr(
-        node.target, "__module__", ""
-    ) in ("_operator", "math")
+    return is_pure(node) or adds_to_rows(node) or is_size(node) or makes_new(node)
 
 
 def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Unrolled:
