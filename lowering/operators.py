@@ -468,6 +468,12 @@ def read(node: fx.Node) -> Call | None:
     return Call(op, bound, node)
 
 
+def operator_name(target: Any) -> str | None:
+    """The operator that calls of this function or method are, where they are read; cheap."""
+    op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
+    return None if op is None else op.name
+
+
 def is_pure(node: fx.Node) -> bool:
     """Whether dropping an unused node changes nothing: it is known, writes nowhere and draws no random numbers."""
     if node.op == "get_attr":

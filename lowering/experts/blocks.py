@@ -48,10 +48,10 @@ UNROLLED = 512  # iterations of a loop that are written out for it
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def expert_rows(down: fx.Node) -> list[fx.Node] | None:
+def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
     """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
 
-    Between the two lie elementwise operators and views only."""
+    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes."""
     call = read_call(down)
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
@@ -63,7 +63,7 @@ def expert_rows(down: fx.Node) -> list[fx.Node] | None:
             raise NoRows
         if made.name in INSIDE:
             return node.all_input_nodes
-        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != 2:
+        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != rank:
             raise NoRows
         rows.append(made["input"])
         return []

@@ -121,14 +121,7 @@ class Choices(Chain):
                 result = add_call(graph, last, torch.add, result, part)
                 self.nodes.append(result)
         self.take_masks(storage)
-        readers = list(last.users)
-        last.replace_all_uses_with(result)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(result, last)
-
-        self.undo.append(back)
+        self.swap(last, result)
 
 
 class RaisedChoices(Raised, Choices):

@@ -237,7 +237,7 @@ def by_product(node: fx.Node) -> Combined | None:
     call = read_call(node)
     product = call.args.get("input") if call is not None and not call.op.inplace else None
     dropped = dropped_axis(call.name, call.args) if call is not None and isinstance(product, fx.Node) else None
-    made = product if dropped is not None else node
+    made: fx.Node = product if product is not None and dropped is not None else node
     found = None if made.target in ADDING else equation_of(made)
     if found is None or len(found.operands) != 2:
         return None

@@ -15,6 +15,7 @@ The two differ where an expert's output is not finite on a token that did not ch
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Chain:
         self.nodes = nodes
         self.place = nodes[0]  # for messages
         self.unread: list[fx.Node] = []  # nodes that nobody reads once the chain is gone
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], Any]] = []
 
     def normalise(self, storage: Storage) -> None:
         """Raises Differ where an addition in place may be seen by others."""
@@ -132,11 +133,7 @@ class Chain:
                 raise Differ("what is masked is changed in place", one.node)
             product = scale_by_mask(one, rows, gate)
             node.replace_input_with(one.node, product)
-
-            def back(node: fx.Node = node, was: fx.Node = one.node, product: fx.Node = product) -> None:
-                node.replace_input_with(product, was)
-
-            self.undo.append(back)
+            self.undo.append(functools.partial(node.replace_input_with, product, one.node))
 
     def out_of_place(self, total: fx.Node, storage: Storage) -> None:
         """Each addition to the one before; who reads the sum afterwards reads the last."""
@@ -155,12 +152,7 @@ class Chain:
             self.change(node, (before, parts[1]))
         for reader in readers:
             reader.replace_input_with(total, last)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(last, total)
-
-        self.undo.append(back)
+            self.undo.append(functools.partial(reader.replace_input_with, last, total))
 
     def change(self, node: fx.Node, args: tuple) -> None:
         was = (node.op, node.target, node.args, node.kwargs)
@@ -179,6 +171,11 @@ class Chain:
             parts = added(node)
             assert parts is not None
             self.change(node, parts)
+
+    def swap(self, old: fx.Node, new: fx.Node) -> None:
+        """A new node for all who read an old one."""
+        old.replace_all_uses_with(new)
+        self.undo.append(lambda: new.replace_all_uses_with(old))
 
     def restore(self) -> None:
         for step in reversed(self.undo):
@@ -216,14 +213,7 @@ class Stacked(Chain):
                 result = add_call(graph, total, torch.add, result, own)
                 self.nodes.append(result)
         self.take_masks(storage)
-        readers = list(total.users)
-        total.replace_all_uses_with(result)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(result, total)
-
-        self.undo.append(back)
+        self.swap(total, result)
 
     def only(self, index: fx.Node, e: int) -> fx.Node:
         """[T, 1]: whether expert e is the only one of a token."""

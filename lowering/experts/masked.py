@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.views import column_of, same_value
+from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
@@ -87,12 +88,8 @@ def before_widening(gate: fx.Node) -> fx.Node:
 
 def is_zero(value: Any) -> bool:
     """The number 0, or a tensor that was made of it and that nobody writes into."""
-    if not isinstance(value, fx.Node):
-        return type(value) in (int, float) and value == 0
-    call = read_call(value)
-    if call is None or any(writes(user) for user in value.users):
-        return False
-    return call.name == "zeros" or (call.name == "full" and is_zero(call["fill_value"]))
+    written = isinstance(value, fx.Node) and any(map(writes, value.users))
+    return not written and number_of(value) == 0
 
 
 def writes(user: fx.Node) -> bool:

@@ -21,16 +21,7 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_iteration
-from moebius.lowering.operators import (
-    FUNCTIONS,
-    METHODS,
-    call_operands,
-    is_pure,
-    is_size,
-    loop_body,
-    read_call,
-    target_name,
-)
+from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, operator_name, read_call, target_name
 from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
@@ -100,7 +91,6 @@ class Unrolled:
             self.stacked[0].prepend(node)
         for node in self.stacked:
             node.args = (index, *node.args[1:])
-
 
     def draw_elsewhere(self) -> None:
         """The layer draws the iterations' random numbers now."""
@@ -195,7 +185,7 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
     chains: dict[Any, list[fx.Node]] = {}
     found: list[list[fx.Node]] = []
     for node in graph.nodes:
-        if not (may_add(node.target) or is_branch(node)):
+        if not (is_branch(node) or operator_name(node.target) in SUMS):
             continue
         place = place_of(node)
         if place is None or (place.inner.target in SETS and added_rows(place.inner) is None):
@@ -212,12 +202,6 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
         elif (result := result_of(place)) is not None:
             chains[result, line] = chain
     return [chain for chain in found if 2 <= len(chain) <= MOST]
-
-
-def may_add(target: Any) -> bool:
-    """Whether an operator of this spelling may accumulate; cheap."""
-    op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
-    return op is not None and op.name in SUMS
 
 
 def chased(node: fx.Node) -> fx.Node:

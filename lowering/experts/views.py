@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 import string
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,19 +17,18 @@ from moebius.lowering.values import same_shape, shape_of
 
 FULL = slice(None)
 Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
-AnyAxis = TypeVar("AnyAxis")
 
 
 def sized_one(size: Any) -> bool:
     return type(size) is int and size == 1
 
 
-def moved(call: Call, axes: tuple[AnyAxis | None, ...]) -> tuple[AnyAxis | None, ...] | None:
+def moved(call: Call, axes: tuple) -> tuple | None:
     """The axes, whatever they are, behind a view that only rearranges them, adds one of size 1 (None) or drops one that
     is None; or None for other operators."""
     count = len(axes)
     match call.name:
-        case "transpose":
+        case "transpose" if type(call["dim0"]) is type(call["dim1"]) is int:
             order = list(axes)
             a, b = call["dim0"], call["dim1"]
             order[a], order[b] = order[b], order[a]
@@ -38,7 +37,7 @@ def moved(call: Call, axes: tuple[AnyAxis | None, ...]) -> tuple[AnyAxis | None,
             return axes[::-1]
         case "mT":
             return (*axes[:-2], axes[-1], axes[-2])
-        case "permute" if len(call["dims"]) == count:
+        case "permute" if len(call["dims"]) == count and all(type(dim) is int for dim in call["dims"]):
             return tuple(axes[dim] for dim in call["dims"])
         case "unsqueeze" if isinstance(call["dim"], int):
             at = call["dim"] % (count + 1)
@@ -53,7 +52,7 @@ def moved(call: Call, axes: tuple[AnyAxis | None, ...]) -> tuple[AnyAxis | None,
     return None
 
 
-def indexed(index: Any, axes: tuple[AnyAxis | None, ...]) -> tuple[AnyAxis | None, ...] | None:
+def indexed(index: Any, axes: tuple) -> tuple | None:
     """The same for ``[:, None, …]``."""
     keys = index if isinstance(index, tuple) else (index,)
     if not all(not isinstance(key, fx.Node) and (key is None or key is ... or key == FULL) for key in keys):
@@ -63,7 +62,7 @@ def indexed(index: Any, axes: tuple[AnyAxis | None, ...]) -> tuple[AnyAxis | Non
         return None
     keys = keys if ... in keys else (*keys, ...)
     rest = iter(axes)
-    found: list[AnyAxis | None] = []
+    found: list[Any] = []
     for key in keys:
         if key is ...:
             found += [next(rest) for _ in range(len(axes) - named)]
@@ -76,7 +75,7 @@ def seen_as(node: fx.Node) -> tuple[fx.Node, Axes, tuple[fx.Node, ...]]:
     """(the tensor that a node is a view of, its axes, the views), repeating along new axes included."""
     shape = shape_of(node) or ()
     call = read_call(node)
-    source = call.args.get("input") if call is not None and not call.op.inplace else None
+    source: Any = call.args.get("input") if call is not None and not call.op.inplace else None
     before = shape_of(source) if isinstance(source, fx.Node) else None
     if call is not None and before is not None and call.name != "clone":
         base, axes, views = seen_as(source)
