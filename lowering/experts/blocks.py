@@ -149,9 +149,11 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
     run: list[fx.Node] = []
     source: fx.Node | None = None
     tainted: set[fx.Node] = set()
+    sources = {node: source_of(rows[0]) for node, rows in downs.items()}
+    ups = set().union(*(inside(node) for node, own in sources.items() if own is not None))
     for node in graph.nodes:
-        if node in downs:
-            own = source_of(downs[node][0])
+        own = sources.get(node)
+        if node in downs and not (own is None and node in ups):  # (slots that a product has mixed are rows too)
             if any(rows in tainted for rows in downs[node]) or own is None or own is not source:
                 found.append(run)
                 run, tainted, source = [], set(), own
@@ -184,6 +186,7 @@ class Order:
         self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
         self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
         self.sums: set[fx.Node] = set()  # by name: what the iterations add to or write into
+        self.writes: list[fx.Node] = []  # which do
         self.now = -1
         for node in graph.nodes:
             if node in self.iteration:
@@ -204,9 +207,12 @@ class Order:
                     raise Differ("an iteration adds what another one made", node)
                 self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
                 self.sums.add(node)
+                self.writes.append(node)
                 return
         made = self.iterations_of(node.all_input_nodes)
         reads_sum = any(argument in self.sums for argument in node.all_input_nodes)
+        if reads_sum and all(are_apart(write, node) for write in self.writes):
+            return
         if reads_sum and is_half_of_adding(node):
             return
         if reads_sum and (self.now < self.last or made == {self.now}):
@@ -230,6 +236,17 @@ class Order:
 
     def iterations_of(self, nodes: list[fx.Node]) -> frozenset[int]:
         return frozenset().union(*(self.made_in[node] for node in nodes if node in self.made_in))
+
+
+def are_apart(write: fx.Node, read: fx.Node) -> bool:
+    """Whether ``x[0, token] = …`` writes other places of a tensor than ``x[1, token]`` reads."""
+    pair = (write, read)
+    if [node.target for node in pair] != [operator.setitem, operator.getitem] or write.args[0] is not read.args[0]:
+        return False
+    keys = [node.args[1] for node in pair]
+    a, b = (key[0] if isinstance(key, tuple) and key else key for key in keys)
+    size = (shape_of(write.args[0]) or (None,))[0]
+    return type(a) is type(b) is type(size) is int and a % size != b % size
 
 
 def is_half_of_adding(node: fx.Node) -> bool:
@@ -307,10 +324,13 @@ class Blocks(Builder):
         where it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
         first, last = self.downs[0], self.downs[-1]
         computed = {node for down in self.downs for node in inside(down, self.rows_of)}
-        read = {argument for node in wanted | computed for argument in node.all_input_nodes} | wanted | set(self.rows)
+        own = wanted | set(self.rows)
+        read = [(reader, node) for reader in own | computed for node in reader.all_input_nodes]
+        read += [(last, node) for node in own]
         for writer, targets in storage.writers.items():
             if first < writer < last and writer not in computed:
-                if any(storage.share(target, node) for target in targets for node in read):
+                later = ((one, node) for one, node in read if writer < one and not are_apart(writer, one))
+                if any(storage.share(target, node) for _, node in later for target in targets):
                     raise Differ(f"{target_name(writer)} changes what a later expert reads", writer)
                 if not all(map(storage.is_fresh, targets)):
                     raise Differ("a tensor from outside is written, and may be read by another name", writer)

@@ -40,7 +40,7 @@ from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which additions may be such iterations
@@ -301,13 +301,13 @@ class Sparse:
             return table[node]
         call = read_call(node)
         if (whole := left_by_mask(node, self.gate.index, self.builder.row)) is not None:
-            return (self.picked if whole.op == "placeholder" else self.on_rows)(whole, token, table)
+            return (self.picked if self.is_shared(whole) else self.on_rows)(whole, token, table)
         if call is None or call.op.inplace:
             raise Differ("an operator that the proof does not know is in the expert", node)
         if draws(node):
             raise NoExperts("dropout draws its numbers for all tokens, those of other experts too", node)
         given = call["input"] if call.name in PRODUCTS else None
-        if isinstance(given, fx.Node) and given.op == "placeholder" and given is not self.builder.row:
+        if isinstance(given, fx.Node) and self.is_shared(given):
             local = {**table, given: self.picked(given, token, table)}
         else:
             local = table
@@ -318,6 +318,10 @@ class Sparse:
         made.meta["val"] = self.value(made, node)
         table[node] = made
         return made
+
+    def is_shared(self, rows: fx.Node) -> bool:
+        """Whether all iterations read these rows alike: an expert's own are some of them."""
+        return computed_of([rows]).isdisjoint((self.builder.row, self.builder.state))
 
     def picked(self, given: fx.Node, token: fx.Node, table: dict) -> fx.Node:
         return table.setdefault(("rows", given), self.call(operator.getitem, given, token))

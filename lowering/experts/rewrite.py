@@ -207,18 +207,12 @@ def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> No
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
     sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
-        count = len(downs)
-        fault = order_fault(work.gm.graph, downs)
-        if fault is not None:
-            refused = replace_piece(work, downs, fault, opened)
-            if refused is not None and not any(f.uses(downs) for f in failed):
-                work.regions.append(refused)
-            continue
-        refused = None
+        count, refused = len(downs), None
         for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
             pieces = [downs[i : i + length] for i in range(0, count, length)]
             own = [[f for f in failed if f.uses(piece)] for piece in pieces]
-            found = replace_piece(work, pieces[0], opened=opened)
+            fault = next(filter(None, (order_fault(work.gm.graph, piece) for piece in pieces)), None)
+            found = replace_piece(work, pieces[0], fault, opened)
             if found is None or not found.lowered:
                 refused = refused or found
                 continue

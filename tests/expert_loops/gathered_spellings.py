@@ -6,9 +6,8 @@ from __future__ import annotations
 import collected_spellings  # noqa: F401 (these come first)
 import torch
 from module_layers import over_range, spelled
-from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, D, E, K, N
-from torch import nn
-from torch.nn.functional import gelu, linear, one_hot, silu, softmax
+from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, D, E, K
+from torch.nn.functional import conv1d, gelu, linear, one_hot, silu, softmax
 
 
 @spelled(LOWERED)
@@ -25,7 +24,7 @@ def lists_of_parameters(x, moe):
 
 @spelled(LOWERED)
 def einsum_over_all(x, moe):
-    """all experts on all tokens: `einsum("td,edn->etn", x, w1)`, `einsum("etn,end->etd", …)`, `einsum("etd,te->td", …)`"""
+    """`einsum("td,edn->etn", x, w1)`, `einsum("etn,end->etd", h, w2)`, `einsum("etd,te->td", y, gates)`"""
     weight, index = moe.route(x)
     gates = (one_hot(index, E).to(x.dtype) * weight[..., None]).sum(1)
     h = silu(torch.einsum("td,edn->etn", x, moe.w1)) * torch.einsum("td,edn->etn", x, moe.w3)
@@ -34,7 +33,7 @@ def einsum_over_all(x, moe):
 
 @spelled(LOWERED)
 def switch_buffers(x, moe):
-    """top-1 with buffers: `buffer[index[kept], place[kept]] = x[kept]` of [E, C, D], `torch.bmm`, picked back (Switch)"""
+    """`buffer[index[kept], place[kept]] = x[kept]` of [E, C, D], `torch.bmm`, picked back (Switch)"""
     p, index = softmax(moe.gate(x), -1).max(-1)
     place = (one_hot(index, E).cumsum(0) - 1).gather(1, index[:, None]).squeeze(1)
     kept = place < moe.capacity
@@ -48,7 +47,7 @@ def switch_buffers(x, moe):
 
 @spelled(LOWERED)
 def gshard_positions(x, moe):
-    """`place = cumsum(one_hot) * one_hot`, dispatch `[T, E, C]` by `one_hot(place)`, `einsum("tec,td->ecd", …)` (GShard)"""
+    """places by `cumsum(one_hot)`, dispatch [T, E, C] by `one_hot(place)`, `einsum("tec,td->ecd", …)` (GShard)"""
     weight, index = moe.route(x)
     chosen = one_hot(index, E).permute(1, 0, 2).reshape(-1, E)
     place = (chosen.cumsum(0) - 1) * chosen
@@ -72,7 +71,7 @@ def expert_choice_by_einsum(x, moe):
 
 @spelled(LOWERED)
 def soft_moe(x, moe):
-    """soft MoE: `dispatch = logits.softmax(0)`, `combine = logits.softmax(1)` of [T, E * S], experts by `torch.stack`"""
+    """soft MoE: slots by `logits.softmax(0).t() @ x`, experts one after another, `logits.softmax(1) @ y`"""
     logits = moe.gate(x).repeat_interleave(2, 1)
     slots = (logits.softmax(0).t() @ x).view(E, 2, D)
     y = torch.stack([expert(part) for expert, part in zip(moe.experts, slots, strict=True)])
@@ -118,7 +117,7 @@ def nested(x, moe):
     return out
 
 
-@spelled(PROJECTED)
+@spelled(LOWERED)
 def attention_heads(x, moe):
     """experts are query projections of an attention (MoA): `q[token] += linear(x[token], w_q[e]) * weight`"""
     weight, index = moe.route(x)
@@ -160,7 +159,7 @@ def low_rank_added(x, moe):
 
 @spelled(LOWERED)
 def sorted_and_cut(x, moe):
-    """slots sorted by `argsort(stable=True)`, `bincount`, `torch.split(x[order // K], counts.tolist())`, `torch.cat`, `index_add`"""
+    """slots by `argsort(stable=True)`, `torch.split(x[order // K], bincount.tolist())`, `torch.cat`, `index_add`"""
     weight, index = moe.route(x)
     flat = index.reshape(-1)
     order = flat.argsort(stable=True)
@@ -183,13 +182,13 @@ def cut_by_tensor(x, moe):
     return torch.zeros_like(x).index_add(0, token, y * weight.reshape(-1)[order, None])
 
 
-@spelled(LOWERED)
+@spelled(BROKEN)
 def counted_by_unique(x, moe):
-    """`numbers, counts = flat[order].unique_consecutive(return_counts=True)`, `zip(numbers.tolist(), rows.split(counts.tolist()))`"""
+    """`numbers, counts = flat.unique(return_counts=True)`, `zip(numbers.tolist(), rows.split(counts.tolist()))`"""
     weight, index = moe.route(x)
     flat = index.reshape(-1)
     order = flat.argsort(stable=True)
-    numbers, counts = flat[order].unique(return_counts=True)
+    numbers, counts = flat.unique(return_counts=True)
     rows, parts = x[order // K], []
     for e, piece in zip(numbers.tolist(), rows.split(counts.tolist()), strict=True):
         parts.append(moe.experts[e](piece))
@@ -211,7 +210,7 @@ def selected_and_reduced(x, moe):
 
 @spelled(LOWERED)
 def repeated_slots(x, moe):
-    """a row for each slot: `x.repeat_interleave(K, 0)`, `y[flat == e] = expert(rows[flat == e])`, `y.view(T, K, D)` weighted"""
+    """`rows = x.repeat_interleave(K, 0)`, `y[flat == e] = expert(rows[flat == e])`, `y.view(T, K, D)` weighted"""
     weight, index = moe.route(x)
     flat, rows = index.view(-1), x.repeat_interleave(K, dim=0)
     y = torch.empty_like(rows)
@@ -234,30 +233,13 @@ def stacked_by_slot(x, moe):
 
 @spelled(LOWERED)
 def zipped_experts_and_tokens(x, moe):
-    """`tokens = [torch.where(index == e) for e in range(E)]`, `for expert, (token, slot) in zip(self.experts, tokens)`"""
+    """`for expert, (token, slot) in zip(self.experts, [torch.where(index == e) for e in range(E)])`"""
     weight, index = moe.route(x)
     chosen = [torch.where(index == e) for e in range(E)]
     out = torch.zeros_like(x)
     for expert, (token, slot) in zip(moe.experts, chosen, strict=True):
         out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
     return out
-
-
-@spelled(LOWERED)
-def rows_in_a_dictionary(x, moe):
-    """a dict of rows by expert, `if not len(token): continue`, an auxiliary loss of the gates"""
-    logits = moe.gate(x)
-    weight, index = softmax(logits, -1).topk(K, -1)
-    rows = {}
-    for e in range(E):
-        token, slot = torch.where(index == e)
-        if not len(token):
-            continue
-        rows[e] = (token, moe.experts[e](x[token]) * weight[token, slot, None])
-    out = torch.zeros_like(x)
-    for token, y in rows.values():
-        out = out.index_add(0, token, y)
-    return out + 0.01 * logits.logsumexp(-1).square().mean()
 
 
 @spelled(LOWERED)
@@ -274,7 +256,7 @@ def masked_after_an_activation(x, moe):
 
 @spelled(LOWERED)
 def written_by_token(x, moe):
-    """`masked = torch.einsum("td,te->ted", x, mask)`, `masked[token, e] = weight * expert(masked[token, e])`, `.sum(1)` (NLLB)"""
+    """`y = einsum("td,te->etd", x, mask)`, `y[e, mask_e] = weight * expert(y[e, mask_e])`, `y.sum(0)` (NLLB-MoE)"""
     weight, index = moe.route(x)
     gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
     mask = gates.bool()
@@ -293,13 +275,13 @@ def vmapped(x, moe):
     return torch.zeros_like(x).index_add(0, best.flatten(), (y * gates[..., None]).flatten(0, 1))
 
 
-@spelled(LOWERED)
+@spelled(CAPTURED)
 def channels_of_a_convolution(x, moe):
     """experts are 1 x 1 convolutions: `F.conv1d(x[token][..., None], w[e][..., None])`"""
     return over_range(
         x, moe,
-        lambda rows, e: nn.functional.conv1d(
-            torch.relu(nn.functional.conv1d(rows[..., None], moe.w1[e].t()[..., None])), moe.w2[e].t()[..., None]
+        lambda rows, e: conv1d(
+            torch.relu(conv1d(rows[..., None], moe.w1[e].t()[..., None])), moe.w2[e].t()[..., None]
         )[..., 0],
     )  # fmt: skip
 
@@ -330,7 +312,7 @@ def list_comprehension_of_pairs(x, moe):
 
 @spelled(LOWERED)
 def take_along_the_experts(x, moe):
-    """`torch.stack([e(x) for e in self.experts], 1)`, `torch.take_along_dim(y, index[..., None], 1)`, weighted by einsum"""
+    """`torch.take_along_dim(torch.stack(…, 1), index[..., None], 1)`, weighted by einsum"""
     weight, index = moe.route(x)
     y = torch.stack([expert(x) for expert in moe.experts], 1)
     return torch.einsum("tk,tkd->td", weight, torch.take_along_dim(y, index[..., None], 1))
@@ -386,7 +368,7 @@ def dropped_tokens_pass(x, moe):
 
 @spelled(LOWERED)
 def functional_weights(x, moe):
-    """one expert's module called with another's weights: `torch.func.functional_call(self.experts[0], params[e], rows)`"""
+    """one module with the weights of each: `torch.func.functional_call(self.experts[0], weights[e], rows)`"""
     states = [dict(expert.named_parameters()) for expert in moe.experts]
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
@@ -396,5 +378,3 @@ def functional_weights(x, moe):
         out.index_add_(0, token, rows * weight[token, slot, None])
     return out
 
-
-__all__ = ["CAPTURED", "N"]
