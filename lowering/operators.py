@@ -429,8 +429,10 @@ PRODUCTS = frozenset({"linear", "matmul", "addmm"})  # of rows with a matrix
 CONTROL = frozenset({"set_grad_enabled", "skip_iteration", "require_branch", "expert_loop", "dropout", "draw_noise"})
 
 
-def read_call(node: fx.Node) -> Call | None:
-    """The node as a Call, or None where the tables do not know it."""
+def read_call(node: Any) -> Call | None:
+    """The node as a Call; None where the tables do not know it, or for what is no node."""
+    if type(node) is not fx.Node:
+        return None
     if MEMO.known is None:
         return read(node)
     known = MEMO.known.calls
@@ -466,6 +468,12 @@ def read(node: fx.Node) -> Call | None:
     return Call(op, bound, node)
 
 
+def operator_name(target: Any) -> str | None:
+    """The operator that calls of this function or method are, where they are read; cheap."""
+    op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
+    return None if op is None else op.name
+
+
 def is_pure(node: fx.Node) -> bool:
     """Whether dropping an unused node changes nothing: it is known, writes nowhere and draws no random numbers."""
     if node.op == "get_attr":
@@ -476,6 +484,19 @@ def is_pure(node: fx.Node) -> bool:
     if call.name == "dropout":  # one that is switched off gives its input back (aten/src/ATen/native/Dropout.cpp)
         return call["p"] == 0 or call["training"] is False
     return call.name not in CONTROL
+
+
+NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
+
+
+def on_numbers(target: Any) -> bool:
+    """Whether a function is Python's arithmetic, where it is given numbers."""
+    return target in NUMBERS or getattr(target, "__module__", "") in ("_operator", "math")
+
+
+def is_size(node: fx.Node) -> bool:
+    """Python's arithmetic on sizes and on numbers read before."""
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor) and on_numbers(node.target)
 
 
 # What a person would call nodes of ours; the others by their names.

@@ -90,6 +90,21 @@ def computed_of(starts: Iterable[fx.Node], onwards: Onwards | None = None) -> se
     return seen
 
 
+def reaches(start: set[fx.Node], wanted: set[fx.Node], least: fx.Node, itself: bool = False) -> bool:
+    """Whether nodes are computed of wanted ones, or are such themselves. least: the first of those in the graph."""
+    if itself and start & wanted:
+        return True
+    seen, pending = set(start), list(start)
+    while pending:
+        for argument in pending.pop().all_input_nodes:
+            if argument in wanted:
+                return True
+            if argument not in seen and not argument < least:
+                seen.add(argument)
+                pending.append(argument)
+    return False
+
+
 def add_call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> fx.Node:
     """A call_function node (call_method, where ``target`` is a name) with ``like``'s place and a value of its own."""
     op = "call_method" if isinstance(target, str) else "call_function"

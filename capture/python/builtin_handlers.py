@@ -38,6 +38,7 @@ from ..values.values import (
     type_of,
 )
 from . import natives
+from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import CallParts
 from .specials import is_replaced
@@ -170,7 +171,7 @@ class BuiltinHandlers(CallParts):
             return checked_length(self.call(method, [value], {}))
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
-        base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        base: Any = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if base is None:
             raise Break("len() in C", kind.__name__, "it runs natively")
         if (grown := self.objects.growing_length(value)) is not None:

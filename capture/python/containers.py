@@ -33,6 +33,7 @@ from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
 from . import natives
+from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import Parts
 from .specials import is_replaced
@@ -100,7 +101,7 @@ class Containers(Parts):
             return self.call(self.attributes.bind(method, obj, kind), [key], {})
         if is_kind(method, types.FunctionType):
             return self.call(method, [obj, key], {})
-        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if kind in (list, dict) and type(key) in OPEN_KEYS and (found := self.found_in_table(obj, key)) is not ABSENT:
             return found
         if base in DICTS:

@@ -29,9 +29,11 @@ from ..values.numbers import numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives
+from .container_methods import ADDING, CHANGING, CONTAINER_METHODS, ITERABLE_ARGUMENT, KEYED
 from .enums import plain_member
 from .formats import Fields
 from .parts import CallParts, is_alien
+from .substitutes import cut_at
 from .texts import Text, texts
 
 # where methods of sequences take an index or a count
@@ -63,42 +65,17 @@ TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
     "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
 }
 OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
-KEYED = frozenset(
-    {
-        "get",
-        "pop",
-        "setdefault",
-        "__getitem__",
-        "__setitem__",
-        "__delitem__",
-        "__contains__",
-        "add",
-        "discard",
-        "remove",
-        "move_to_end",
-    }
-)
-ITERABLE_ARGUMENT = frozenset(
-    {
-        "update",
-        "extend",
-        "extendleft",
-        "__iadd__",
-        "__ior__",
-        "union",
-        "intersection",
-        "difference",
-        "issubset",
-        "issuperset",
-        "isdisjoint",
-        "symmetric_difference",
-        "difference_update",
-        "intersection_update",
-    }
-)
-
 
 DRAWS = frozenset({"random", "getrandbits", "seed", "getstate", "setstate"})  # the rest of ``random.Random`` is Python
+
+
+def cuts_at_places(
+    proxy: TensorProxy, tensor_indices_or_sections: Any = None, dim: Any = 0, *others: Any, **names: Any
+) -> bool:
+    """Whether a call of ``tensor_split`` is at a vector of places."""
+    places, rank = tensor_indices_or_sections, proxy.fake.dim()
+    vector = type(places) is TensorProxy and places.fake.dim() == 1 and places.fake.dtype is torch.int64
+    return vector and places.fake.is_cpu and type(dim) is int and -rank <= dim < rank and not (others or names)
 
 
 class ContextToken:
@@ -130,6 +107,8 @@ class Methods(CallParts):
         method = getattr(torch.Tensor, name, None)
         if (answer := self.overridden(method, (proxy, *args), kwargs)) is not ABSENT:
             return answer
+        if name == "tensor_split" and cuts_at_places(proxy, *args, **kwargs):
+            return self.call(self.substitute(cut_at), [proxy, *args], kwargs)
         args, kwargs = self.operands(args, kwargs)
         return self.tensors.method(proxy, name, tuple(args), kwargs)
 
@@ -176,7 +155,7 @@ class Methods(CallParts):
             return self.class_method(owner, name, bound, args, kwargs)
         if kind in ATOMS or plain_member(owner) is not owner:
             return self.atom_method(owner, name, bound, args, kwargs)
-        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if base is not None:
             return self.container_method(owner, base, name, args, kwargs)
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
@@ -249,7 +228,7 @@ class Methods(CallParts):
 
     def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
-        table = natives.CONTAINER_METHODS[base]
+        table = CONTAINER_METHODS[base]
         args, kwargs = arity.positional(base, name, args, kwargs)
         arity.check(base, name, args, kwargs)
         if name == "append":
@@ -260,9 +239,9 @@ class Methods(CallParts):
             if name in ("__eq__", "__ne__"):
                 return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
-        if name in natives.CHANGING and not self.leaves_as_it_is(owner, base, name, args):
+        if name in CHANGING and not self.leaves_as_it_is(owner, base, name, args):
             bounded = base is collections.deque  # (one that is full lets go of an item)
-            self.objects.touch(owner, lets_go=bounded or name not in natives.ADDING)
+            self.objects.touch(owner, lets_go=bounded or name not in ADDING)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
@@ -296,7 +275,7 @@ class Methods(CallParts):
         method = getattr(base, name)
         if base is set and name == "pop":
             refuse_order(target)
-        if record is not None and base in SETS and name in natives.CHANGING:
+        if record is not None and base in SETS and name in CHANGING:
             return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))
 

@@ -99,47 +99,22 @@ READS_LISTS: frozenset[Any] = frozenset({bisect.bisect_left, bisect.bisect_right
 # Those that give any object of the process: fakes and proxies of the trace as well.
 ANY_OBJECT: frozenset[Any] = frozenset({gc.get_objects, gc.get_referrers})
 
+ITERTOOLS: tuple[type, ...] = (
+    itertools.chain, itertools.islice, itertools.repeat, itertools.product, itertools.count, itertools.cycle,
+    itertools.zip_longest, itertools.combinations, itertools.permutations, itertools.pairwise, itertools.starmap,
+    itertools.accumulate, itertools.takewhile, itertools.dropwhile, itertools.groupby, itertools.compress,
+)  # fmt: skip
 # Callables that treat items as opaque. Iterables among their arguments are turned into native iterators first.
 SHALLOW: frozenset[Any] = frozenset(
-    {
-        list,
-        tuple,
-        zip,
-        enumerate,
-        reversed,
-        itertools.chain,
-        itertools.islice,
-        itertools.repeat,
-        itertools.product,
-        itertools.count,
-        itertools.cycle,
-        itertools.zip_longest,
-        itertools.combinations,
-        itertools.permutations,
-        itertools.pairwise,
-        itertools.chain.from_iterable,
-        collections.deque,
-        functools.reduce,
-        map,
-        filter,
-        itertools.starmap,
-        itertools.accumulate,
-        itertools.takewhile,
-        itertools.dropwhile,
-        itertools.filterfalse,
-        itertools.groupby,
-        itertools.compress,
-    }
-)
+    {list, tuple, zip, enumerate, reversed, map, filter, functools.reduce, collections.deque, *ITERTOOLS,
+     itertools.chain.from_iterable, itertools.filterfalse}
+)  # fmt: skip
 # Their first argument is called back; it must be interpreted.
 CALLBACK_FIRST: frozenset[Any] = frozenset(
     {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse}
 )
 # The truth of what it gives is asked; the first two take None, for the items' own truth.
 ASKS_TRUTH: tuple[Any, ...] = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
-
-# Methods of containers after which all is still there that was.
-ADDING = frozenset({"append", "appendleft", "add", "extend", "extendleft", "insert"})
 
 # Their second argument is, or the one called ``func`` or ``key``.
 CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
@@ -150,136 +125,6 @@ ITERABLE_KEYWORDS = frozenset({"iterable", "data", "selectors"})
 # Constructors of plain values from plain values.
 PLAIN_TYPES: frozenset[type] = frozenset(
     {int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo}
-)
-
-# method name -> True when it only moves items about (items may be anything); False when it compares or prints them
-CONTAINER_METHODS: dict[type, dict[str, bool]] = {
-    list: dict.fromkeys(
-        (
-            "append",
-            "extend",
-            "insert",
-            "pop",
-            "clear",
-            "copy",
-            "reverse",
-            "__getitem__",
-            "__setitem__",
-            "__delitem__",
-            "__len__",
-            "__iter__",
-            "__iadd__",
-            "__add__",
-            "__mul__",
-            "__reversed__",
-        ),
-        True,
-    )
-    | dict.fromkeys(("index", "count", "remove", "sort"), False),
-    dict: dict.fromkeys(
-        (
-            "get",
-            "items",
-            "keys",
-            "values",
-            "pop",
-            "popitem",
-            "setdefault",
-            "update",
-            "copy",
-            "clear",
-            "__getitem__",
-            "__setitem__",
-            "__delitem__",
-            "__contains__",
-            "__len__",
-            "__iter__",
-            "__or__",
-            "__ior__",
-            "__reversed__",
-        ),
-        True,
-    ),
-    set: dict.fromkeys(
-        (
-            "add",
-            "discard",
-            "remove",
-            "pop",
-            "clear",
-            "copy",
-            "update",
-            "union",
-            "intersection",
-            "difference",
-            "issubset",
-            "issuperset",
-            "isdisjoint",
-            "symmetric_difference",
-            "difference_update",
-            "intersection_update",
-            "__contains__",
-            "__len__",
-            "__iter__",
-            "__or__",
-            "__and__",
-            "__sub__",
-        ),
-        True,
-    ),
-    tuple: dict.fromkeys(("__getitem__", "__len__", "__iter__", "__add__", "__mul__"), True)
-    | dict.fromkeys(("index", "count"), False),
-    collections.deque: dict.fromkeys(
-        (
-            "append",
-            "appendleft",
-            "extend",
-            "extendleft",
-            "pop",
-            "popleft",
-            "clear",
-            "copy",
-            "rotate",
-            "reverse",
-            "__getitem__",
-            "__len__",
-            "__iter__",
-        ),
-        True,
-    ),
-}
-CONTAINER_METHODS[collections.OrderedDict] = CONTAINER_METHODS[dict] | {"move_to_end": True}
-CONTAINER_METHODS[collections.defaultdict] = CONTAINER_METHODS[dict]
-CONTAINER_METHODS[frozenset] = {
-    n: v for n, v in CONTAINER_METHODS[set].items() if n not in ("add", "discard", "remove", "pop", "clear", "update")
-}
-CHANGING = frozenset(
-    {
-        "append",
-        "extend",
-        "insert",
-        "pop",
-        "clear",
-        "reverse",
-        "remove",
-        "sort",
-        "popitem",
-        "setdefault",
-        "update",
-        "add",
-        "discard",
-        "appendleft",
-        "extendleft",
-        "popleft",
-        "rotate",
-        "move_to_end",
-        "__setitem__",
-        "__delitem__",
-        "__iadd__",
-        "__ior__",
-        "difference_update",
-        "intersection_update",
-    }
 )
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
@@ -301,33 +146,14 @@ ITERATORS: tuple[type, ...] = (
     type(reversed({})),
     type(reversed({}.values())),
     type(reversed({}.items())),
-    zip,
-    enumerate,
-    map,
-    filter,
-    reversed,
-    itertools.chain,
-    itertools.islice,
-    itertools.repeat,
-    itertools.product,
     type(iter(collections.OrderedDict())),
     type(iter(collections.deque())),
     type(reversed(collections.deque())),
-    itertools.count,
-    itertools.cycle,
-    itertools.zip_longest,
-    itertools.combinations,
-    itertools.permutations,
-    itertools.pairwise,
-    itertools.starmap,
-    itertools.accumulate,
-    itertools.takewhile,
-    itertools.dropwhile,
-    itertools.groupby,
     type(next(itertools.groupby(" "))[1]),
-    itertools.compress,
-    types.GeneratorType,
     type(iter(torch.Size([]))),
+    types.GeneratorType,
+    *(zip, enumerate, map, filter, reversed),
+    *ITERTOOLS,
 )
 
 # Python functions that are answered rather than interpreted.

@@ -41,6 +41,7 @@ from ..values.values import (
 )
 from ..values.views import View
 from . import natives
+from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import Parts, is_alien
 from .specials import is_replaced
@@ -417,7 +418,7 @@ class Operators(Parts):
             return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
         if is_kind(method, types.FunctionType):
             return self.truth(self.call(method, [container, item], {}))
-        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if base in DICTS:
             if record is not None:
                 return self.objects.dict_get(record, item) is not ABSENT

@@ -257,6 +257,18 @@ def product(iterable: Any, /, *, start: Any = 1) -> Any:
     return start
 
 
+def cut(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.tensor_split``, which is the method's."""
+    return input.tensor_split(*args, **kwargs)
+
+
+def cut_at(input: Any, tensor_indices_or_sections: Any, dim: int = 0) -> Any:
+    """``tensor_split`` at a tensor of places: how large the pieces are, its fake form cannot say."""
+    before = (slice(None),) * (dim % input.dim())
+    ends = tensor_indices_or_sections.tolist()
+    return tuple(input[(*before, slice(a, b))] for a, b in zip([0, *ends], [*ends, None], strict=True))
+
+
 def largest(first: Any, *others: Any) -> Any:
     """``max`` of tensors: C asks the same of each, and a branch inside of it has no side exit."""
     for other in others:
@@ -306,6 +318,7 @@ ANYWHERE: dict[Any, Callable[..., Any]] = {
     copy.copy: copied,
     copy.deepcopy: deep_copied,
     math.prod: product,
+    torch.tensor_split: cut,
     RemovableHandle.__init__: new_handle,
     functools.cached_property.__get__: cached_value,
     torch_private.module_hook_on_tensors: no_module_hook,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering import operators
-from moebius.lowering.experts.layout import indexed
-from moebius.lowering.operators import read_call
+from moebius.lowering.experts.views import BATCHED, indexed
+from moebius.lowering.operators import PRODUCTS, read_call
 from moebius.lowering.values import shape_of, tensor_of
 
-PRODUCTS = frozenset(
-    {torch.bmm, torch.baddbmm, torch.einsum, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul", "__matmul__"}
-)
-STOPS = operators.PRODUCTS | {"expert_loop"}
+STOPS = PRODUCTS | {"expert_loop"}
 VIEWS = frozenset({"transpose", "permute", "T", "mT", "cast", "contiguous", "chunk", "split", "unsqueeze"})
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 FAR = 64  # nodes looked at between two products
@@ -46,7 +41,7 @@ def batched_layers(graph: fx.Graph) -> list[tuple[fx.Node, Weight, list[fx.Node]
 
 def weight_of(node: fx.Node) -> Weight | None:
     """The expert weights that a product of the graph is with."""
-    if node.op not in ("call_function", "call_method") or node.target not in PRODUCTS:
+    if node.op not in ("call_function", "call_method") or node.target not in BATCHED:
         return None
     for operand in node.all_input_nodes:
         value = tensor_of(operand)
@@ -106,7 +101,7 @@ def products_before(down: fx.Node, products: dict[fx.Node, Weight]) -> list[fx.N
             found.append(node)
             continue
         call = read_call(node)
-        if node.op != "placeholder" and node.target not in PRODUCTS and (call is None or call.name not in STOPS):
+        if node.op != "placeholder" and node.target not in BATCHED and (call is None or call.name not in STOPS):
             pending += node.all_input_nodes
     return found
 

@@ -26,23 +26,18 @@ from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.layout import (
     COLUMNS,
     FEATURE,
-    FULL,
     ROWS,
     Axis,
     Dims,
     agreed,
     assigned,
     bare,
-    equation_of,
-    indexed,
-    moved,
     origin,
-    same_value,
-    sized_one,
     without_grad,
 )
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, has_effect, loop_of
+from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, same_value, sized_one
 from moebius.lowering.experts.zero_rows import Gates, gates_of, zero_at_zero
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
 from moebius.lowering.torch_private import same_size

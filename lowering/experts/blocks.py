@@ -31,7 +31,7 @@ from moebius.lowering.experts.unrolled_loops import (
     place_of,
 )
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
+from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, is_size, loop_body, read_call, target_name
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
@@ -39,7 +39,6 @@ INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contigu
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
-NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
 UNROLLED = 512  # iterations of a loop that are written out for it
 
@@ -49,10 +48,10 @@ UNROLLED = 512  # iterations of a loop that are written out for it
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def expert_rows(down: fx.Node) -> list[fx.Node] | None:
+def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
     """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
 
-    Between the two lie elementwise operators and views only."""
+    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes."""
     call = read_call(down)
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
@@ -64,7 +63,7 @@ def expert_rows(down: fx.Node) -> list[fx.Node] | None:
             raise NoRows
         if made.name in INSIDE:
             return node.all_input_nodes
-        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != 2:
+        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != rank:
             raise NoRows
         rows.append(made["input"])
         return []
@@ -150,9 +149,11 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
     run: list[fx.Node] = []
     source: fx.Node | None = None
     tainted: set[fx.Node] = set()
+    sources = {node: source_of(rows[0]) for node, rows in downs.items()}
+    ups = set().union(*(inside(node) for node, own in sources.items() if own is not None))
     for node in graph.nodes:
-        if node in downs:
-            own = source_of(downs[node][0])
+        own = sources.get(node)
+        if node in downs and not (own is None and node in ups):  # (slots that a product has mixed are rows too)
             if any(rows in tainted for rows in downs[node]) or own is None or own is not source:
                 found.append(run)
                 run, tainted, source = [], set(), own
@@ -185,6 +186,7 @@ class Order:
         self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
         self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
         self.sums: set[fx.Node] = set()  # by name: what the iterations add to or write into
+        self.writes: list[fx.Node] = []  # which do
         self.now = -1
         for node in graph.nodes:
             if node in self.iteration:
@@ -205,9 +207,12 @@ class Order:
                     raise Differ("an iteration adds what another one made", node)
                 self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
                 self.sums.add(node)
+                self.writes.append(node)
                 return
         made = self.iterations_of(node.all_input_nodes)
         reads_sum = any(argument in self.sums for argument in node.all_input_nodes)
+        if reads_sum and all(are_apart(write, node) for write in self.writes):
+            return
         if reads_sum and is_half_of_adding(node):
             return
         if reads_sum and (self.now < self.last or made == {self.now}):
@@ -231,6 +236,17 @@ class Order:
 
     def iterations_of(self, nodes: list[fx.Node]) -> frozenset[int]:
         return frozenset().union(*(self.made_in[node] for node in nodes if node in self.made_in))
+
+
+def are_apart(write: fx.Node, read: fx.Node) -> bool:
+    """Whether ``x[0, token] = …`` writes other places of a tensor than ``x[1, token]`` reads."""
+    pair = (write, read)
+    if [node.target for node in pair] != [operator.setitem, operator.getitem] or write.args[0] is not read.args[0]:
+        return False
+    keys = [node.args[1] for node in pair]
+    a, b = (key[0] if isinstance(key, tuple) and key else key for key in keys)
+    size = (shape_of(write.args[0]) or (None,))[0]
+    return type(a) is type(b) is type(size) is int and a % size != b % size
 
 
 def is_half_of_adding(node: fx.Node) -> bool:
@@ -308,10 +324,13 @@ class Blocks(Builder):
         where it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
         first, last = self.downs[0], self.downs[-1]
         computed = {node for down in self.downs for node in inside(down, self.rows_of)}
-        read = {argument for node in wanted | computed for argument in node.all_input_nodes} | wanted | set(self.rows)
+        own = wanted | set(self.rows)
+        read = [(reader, node) for reader in own | computed for node in reader.all_input_nodes]
+        read += [(last, node) for node in own]
         for writer, targets in storage.writers.items():
             if first < writer < last and writer not in computed:
-                if any(storage.share(target, node) for target in targets for node in read):
+                later = ((one, node) for one, node in read if writer < one and not are_apart(writer, one))
+                if any(storage.share(target, node) for _, node in later for target in targets):
                     raise Differ(f"{target_name(writer)} changes what a later expert reads", writer)
                 if not all(map(storage.is_fresh, targets)):
                     raise Differ("a tensor from outside is written, and may be read by another name", writer)
@@ -386,13 +405,6 @@ def like(example: torch.Tensor, shape: tuple, dtype: torch.dtype) -> torch.Tenso
         return example.new_empty(shape, dtype=dtype)
 
 
-def is_size(node: fx.Node) -> bool:
-    """Python's arithmetic on sizes and on numbers read before."""
-    if node.op != "call_function" or isinstance(value_of(node), torch.Tensor):
-        return False
-    return node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math")
-
-
 def is_calm(node: fx.Node) -> bool:
     """Whether an operator that the tables of the proof lack makes new tensors and draws no random numbers."""
     return makes_new(node) and not draws_numbers(str(getattr(node.target, "__name__", node.target)))
@@ -421,7 +433,7 @@ def same_lookup(a: fx.Node, b: fx.Node) -> bool:
     if a.op != b.op or a.target != b.target or a.kwargs != b.kwargs:
         return False
     if a.target is operator.getitem and a.args[1:] == b.args[1:]:
-        calls = [read_call(node.args[0]) if isinstance(node.args[0], fx.Node) else None for node in (a, b)]
+        calls = [read_call(node.args[0]) for node in (a, b)]
         if all(call is not None and call.name in ("split", "chunk", "unbind") for call in calls):
             return same_lookup(a.args[0], b.args[0])  # type: ignore[arg-type]
     return a.args == b.args
@@ -528,9 +540,8 @@ class Written:
     def value(self, node: fx.Node, table: dict[fx.Node, Any]) -> Any:
         """The node before the loop; or its value, where it is Python's arithmetic on the iteration's number."""
         args, kwargs = fx.map_arg(node.args, table.__getitem__), fx.map_arg(node.kwargs, table.__getitem__)
-        if node.op == "call_function" and not kwargs and all(isinstance(v, bool | int | float) for v in args):
-            if node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math"):
-                return node.target(*args)  # type: ignore[operator]
+        if is_size(node) and not kwargs and all(isinstance(v, bool | int | float) for v in args):
+            return node.target(*args)  # type: ignore[operator]
         if node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], int):
             return args[0][args[1]]  # what a branch that was taken carries on
         with self.loop.graph.inserting_before(self.loop):

@@ -4,6 +4,7 @@
     h.masked_select(mask[:, None].expand_as(h)).view(-1, D)                 h[mask]
     out.masked_scatter(mask[:, None].expand_as(out), rows)                  out.index_copy(0, token, rows)
     torch.arange(T).masked_select(mask)                                     torch.arange(T)[mask]
+    out = out + zeros_like(out).index_add(0, token, rows)                   out.index_add(0, token, rows)
 
 Each holds by itself, whatever becomes of the rest: nothing is proven of experts here. ``rows`` written over one another
 would count once, and added twice: so the positions must be known to differ (those where a mask holds).
@@ -12,6 +13,7 @@ would count once, and added twice: so the positions must be known to differ (tho
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +23,9 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.blocks import like
-from moebius.lowering.experts.dense import column_of
 from moebius.lowering.experts.out_of_place import is_without_grad
 from moebius.lowering.experts.routing import distinct
+from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
@@ -51,9 +53,14 @@ def straighten(work: Work, wanted: bool) -> None:
         if call is None or call.name != "add" or call["alpha"] != 1:
             continue
         for base, part in ((call["input"], call["other"]), (call["other"], call["input"])):
+            if type(base) is int and base == 0 and (found := written_part(part, node)) is not None and found.adds:
+                node.replace_all_uses_with(part)  # what sum() begins with
+                graph.erase_node(node)
+                storage = None
+                break
             if not isinstance(base, fx.Node) or (call.op.inplace and base is not call["input"]):
                 continue
-            found = written_part(part, node) if isinstance(part, fx.Node) and base is not part else None
+            found = written_part(part, node) if base is not part else None
             if found is None or not alike(base, part):
                 continue
             storage = storage or Storage(graph)
@@ -65,13 +72,19 @@ def straighten(work: Work, wanted: bool) -> None:
         drop_dead_code(work)
 
 
+@dataclass
 class Part:
     """Zeros [.., D] into which ``rows`` [S, D] were written at ``keys``, scaled by ``gate``, if by anything.
 
-    write: what writes them. users: the nodes from the zeros to the sum."""
+    write: what writes them; adds: or adds them. end: what is added to the sum."""
 
-    def __init__(self, zeros: fx.Node, write: fx.Node, rows: fx.Node, keys: tuple, gate: fx.Node | None, end: fx.Node):
-        self.zeros, self.write, self.rows, self.keys, self.gate, self.end = zeros, write, rows, keys, gate, end
+    zeros: fx.Node
+    write: fx.Node
+    rows: fx.Node
+    keys: tuple
+    gate: fx.Node | None
+    end: fx.Node
+    adds: bool
 
     def stays(self, storage: Storage, node: fx.Node, base: fx.Node) -> bool:
         """Whether nothing that is read later now is written before, and all of it has one history."""
@@ -89,7 +102,7 @@ class Part:
 
         def made(target: Any, args: tuple, meta: Any) -> fx.Node:
             op = graph.call_method if isinstance(target, str) else graph.call_function
-            new = stands_at(op(target, args), node)
+            new = stands_at(op(target, args), self.write if self.adds else node)
             new.meta["val"] = meta
             return new
 
@@ -112,8 +125,10 @@ class Part:
             graph.erase_node(gone)
 
 
-def written_part(end: fx.Node, reader: fx.Node) -> Part | None:
+def written_part(end: Any, reader: fx.Node) -> Part | None:
     """``end``, which nothing but ``reader`` reads."""
+    if not isinstance(end, fx.Node):
+        return None
     if set(end.users) - {reader}:
         return scaled_nowhere(end, reader)
     call = read_call(end)
@@ -122,7 +137,7 @@ def written_part(end: fx.Node, reader: fx.Node) -> Part | None:
             if isinstance(part, fx.Node) and isinstance(gate, fx.Node) and is_gate(gate, end):
                 found = written_part(part, end)
                 if found is not None and found.gate is None:
-                    return Part(found.zeros, found.write, found.rows, found.keys, gate, end)
+                    return replace(found, gate=gate, end=end)
         return None
     return scaled_nowhere(end, reader)
 
@@ -136,8 +151,8 @@ def scaled_nowhere(end: fx.Node, reader: fx.Node) -> Part | None:
     call = read_call(write)
     if call is None or (write is not end) is not call.op.inplace or not write < reader:
         return None
-    zeros, rows, keys = call.args.get("input"), None, None
-    if call.name == "index_copy" and call["dim"] == 0:
+    zeros, rows, keys, adds = call.args.get("input"), None, None, call.name == "index_add"
+    if call.name in ("index_copy", "index_add") and call["dim"] == 0 and call.args.get("alpha", 1) == 1:
         rows, keys = call["source"], (call["index"],)
     elif call.name == "index_put" and call["accumulate"] is False:
         rows, keys = call["values"], tuple(call["indices"])
@@ -154,7 +169,7 @@ def scaled_nowhere(end: fx.Node, reader: fx.Node) -> Part | None:
         return None
     given, made = shape_of(rows) or (), shape_of(zeros) or ()
     whole = len(given) > 1 and same_shape(given[1:], made[axes_of(keys) :])
-    return Part(zeros, write, rows, keys, None, end) if whole else None
+    return Part(zeros, write, rows, keys, None, end, adds) if whole else None
 
 
 def alike(a: fx.Node, b: fx.Node, whole: bool = True) -> bool:
@@ -203,7 +218,7 @@ def differ(keys: tuple, rows: fx.Node) -> bool:
     rank = len(shape_of(mask) or ()) if isinstance(mask, fx.Node) else 0
     if [call["index"] for call in calls if call is not None] == list(range(rank)):
         return True
-    chosen = read_call(mask) if isinstance(mask, fx.Node) else None
+    chosen = read_call(mask)
     once = chosen is not None and chosen.name == "eq" and type(chosen["other"]) is int and rank == 2
     return once and len(keys) == 1 and calls[0]["index"] == 0 and distinct(chosen["input"])  # type: ignore[index]
 
@@ -228,7 +243,7 @@ def is_made_of(rows: fx.Node, mask: fx.Node) -> bool:
 
 def column_behind(mask: Any, whole: fx.Node) -> fx.Node | None:
     """The mask [T] that holds for whole rows: behind ``mask[:, None]``, and ``.expand_as(rows)`` of it."""
-    call = read_call(mask) if isinstance(mask, fx.Node) else None
+    call = read_call(mask)
     if call is not None and call.name == "expand" and isinstance(call["input"], fx.Node):
         mask = call["input"]
     shape, rows = shape_of(mask), shape_of(whole)

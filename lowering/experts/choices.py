@@ -16,7 +16,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import Chain
 from moebius.lowering.experts.dense_raised import Raised
-from moebius.lowering.experts.masked import is_zero, same_argument, same_node
+from moebius.lowering.experts.masked import is_zero, same_reading
 from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
@@ -78,15 +78,14 @@ def exclude_one_another(links: list[Link]) -> bool:
 def differ_in_number(first: Any, other: Any) -> int | None:
     """The number that ``other`` compares integers with, where it is otherwise what ``first`` is: the same view of the
     same integers."""
-    one, two = (read_call(node) if isinstance(node, fx.Node) else None for node in (first, other))
+    one, two = (read_call(node) for node in (first, other))
     if one is None or two is None or one.name != two.name or one.op.inplace or two.op.inplace:
         return None
     if one.name in VIEWS:
-        alike = first.target == other.target and same_argument(first.args[1:], other.args[1:])
-        plain = alike and not first.kwargs and not other.kwargs
-        return differ_in_number(one["input"], two["input"]) if plain else None
+        rest, others = (tuple(given for name, given in call.args.items() if name != "input") for call in (one, two))
+        return differ_in_number(one["input"], two["input"]) if same_reading(rest, others) else None
     value = tensor_of(one["input"]) if one.name == "eq" and type(one["other"]) is type(two["other"]) is int else None
-    if value is None or value.dtype not in WHOLE or not same_node(one["input"], two["input"]):
+    if value is None or value.dtype not in WHOLE or not same_reading(one["input"], two["input"]):
         return None
     return int(two["other"])
 
@@ -122,14 +121,7 @@ class Choices(Chain):
                 result = add_call(graph, last, torch.add, result, part)
                 self.nodes.append(result)
         self.take_masks(storage)
-        readers = list(last.users)
-        last.replace_all_uses_with(result)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(result, last)
-
-        self.undo.append(back)
+        self.swap(last, result)
 
 
 class RaisedChoices(Raised, Choices):

@@ -9,7 +9,6 @@ the same sum with weights [T, K]. T may be several axes.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +17,13 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.routing import chosen_from, index_root
+from moebius.lowering.experts.views import FULL, equation_of, seen_as
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of
 
-FULL = slice(None)
-PRODUCTS = frozenset({torch.bmm, torch.matmul, operator.matmul, "bmm", "matmul", "__matmul__"})
+ADDING = frozenset({torch.baddbmm, "baddbmm"})  # products that add something
 TOKENS = "tuv"  # letters of the tokens' axes
-Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
 
 
 @dataclass(frozen=True)
@@ -68,76 +66,6 @@ class Stack:
         """Whether a sum along this axis leaves the tokens' rows."""
         summed = self.letters[dim % len(self.letters)] == "n"
         return summed and self.letters.replace("n", "") == self.tokens + "d"
-
-
-def seen_as(node: fx.Node) -> tuple[fx.Node, Axes, tuple[fx.Node, ...]]:
-    """(the tensor that a node is a view of, its axes, the views)."""
-    shape = shape_of(node) or ()
-    call = read_call(node)
-    source = call.args.get("input") if call is not None and not call.op.inplace else None
-    if call is None or not isinstance(source, fx.Node) or shape_of(source) is None:
-        return node, tuple(range(len(shape))), ()
-    base, axes, views = seen_as(source)
-    moved = rearranged(call.name, call.args, axes, shape_of(source) or (), shape)
-    return (base, moved, (*views, node)) if moved is not None else (node, tuple(range(len(shape))), ())
-
-
-def rearranged(name: str, given: dict[str, Any], axes: Axes, before: tuple, after: tuple) -> Axes | None:
-    """The axes after a view, or None for other operators."""
-    rank = len(axes)
-    match name:
-        case "unsqueeze" if isinstance(given["dim"], int):
-            place = given["dim"] % (rank + 1)
-            return (*axes[:place], None, *axes[place:])
-        case "getitem":
-            return indexed(given["index"], axes)
-        case "transpose" if rank > 1:
-            order = list(range(rank))
-            a, b = given["dim0"] % rank, given["dim1"] % rank
-            order[a], order[b] = order[b], order[a]
-            return tuple(axes[i] for i in order)
-        case "t" | "T" if rank == 2:
-            return axes[::-1]
-        case "mT" if rank > 1:
-            return (*axes[:-2], axes[-1], axes[-2])
-        case "permute" if len(given["dims"]) == rank:
-            return tuple(axes[dim % rank] for dim in given["dims"])
-        case "expand" if len(after) == rank:
-            grown = [not same_size(a, b) for a, b in zip(before, after, strict=True)]
-            return None if any(more and axis is not None for more, axis in zip(grown, axes, strict=True)) else axes
-        case "reshape" if len(after) > rank > 0 and alike((*before, *ones(len(after) - rank)), after):
-            return (*axes, *(None,) * (len(after) - rank))
-        case "contiguous":
-            return axes
-    return None
-
-
-def ones(count: int) -> tuple[int, ...]:
-    return (1,) * count
-
-
-def alike(a: tuple, b: tuple) -> bool:
-    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
-
-
-def indexed(index: Any, axes: Axes) -> Axes | None:
-    """The axes behind ``[:, None]`` and the like."""
-    keys = index if isinstance(index, tuple) else (index,)
-    if any(not (key is None or key is ... or key == FULL) if not isinstance(key, fx.Node) else True for key in keys):
-        return None
-    used = sum(key is not None and key is not ... for key in keys)
-    found: list[int | None] = []
-    rest = list(axes)
-    for key in keys:
-        if key is None:
-            found.append(None)
-        elif key is ...:
-            skip = len(axes) - used
-            found += rest[:skip]
-            rest = rest[skip:]
-        else:
-            found.append(rest.pop(0))
-    return (*found, *rest)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,7 +174,7 @@ def looked_up(node: fx.Node, source: Any, keys: tuple, rank: int) -> Stack | Non
 
 def combination(node: fx.Node) -> Combined | None:
     """The weighted sum of the experts' rows that a node is, if it is one: [T, D]."""
-    return summed(node) or by_einsum(node) or by_matmul(node) or one_of_each(node)
+    return summed(node) or by_product(node) or one_of_each(node)
 
 
 def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node, ...]) -> Combined | None:
@@ -271,7 +199,7 @@ def summed(node: fx.Node) -> Combined | None:
         return None
     dims = call["dim"]
     dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
-    product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    product = read_call(call["input"])
     whole = stack_of(call["input"]) if isinstance(dim, int) and isinstance(call["input"], fx.Node) else None
     if whole is not None and whole.index is None and whole.letters[dim % len(whole.letters)] == "n":
         return Combined(whole.rows, None, None, whole.between) if whole.is_summed(dim) else None
@@ -304,46 +232,26 @@ def one_of_each(node: fx.Node) -> Combined | None:
     return Combined(stack.rows, None, stack.index, stack.between) if single else None
 
 
-def by_einsum(node: fx.Node) -> Combined | None:
-    if node.target is not torch.einsum or node.kwargs or not node.args or not isinstance(node.args[0], str):
-        return None
-    operands: Any = node.args[1:]
-    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
-    given, arrow, result = node.args[0].replace(" ", "").partition("->")
-    letters = given.split(",")
-    if not arrow or "." in given or len(letters) != 2 or len(operands) != 2:
-        return None
-    for (one, other), (wide, narrow) in (
-        (operands, letters),
-        (operands[::-1], letters[::-1]),
-    ):
-        stack = stack_of(one) if isinstance(one, fx.Node) and len(wide) > 2 and len(set(wide)) == len(wide) else None
-        if stack is None or len(stack.letters) != len(wide):
-            continue
-        names = dict(zip(wide, stack.letters, strict=True))
-        if "".join(names.get(letter, "?") for letter in result) == stack.tokens + "d":
-            return pair(stack, other, "".join(names.get(letter, "?") for letter in narrow), ())
-    return None
-
-
-def by_matmul(node: fx.Node) -> Combined | None:
-    """``torch.bmm(gates[:, None], stack)[:, 0]``, or ``.squeeze(1)``."""
+def by_product(node: fx.Node) -> Combined | None:
+    """``einsum("ted,te->td", stack, gates)``; ``torch.bmm(gates[:, None], stack)[:, 0]``, or ``.squeeze(1)``."""
     call = read_call(node)
     product = call.args.get("input") if call is not None and not call.op.inplace else None
-    if call is None or not isinstance(product, fx.Node) or product.target not in PRODUCTS or product.kwargs:
+    dropped = dropped_axis(call.name, call.args) if call is not None and isinstance(product, fx.Node) else None
+    made: fx.Node = product if product is not None and dropped is not None else node
+    found = None if made.target in ADDING else equation_of(made)
+    if found is None or len(found.operands) != 2:
         return None
-    shape = shape_of(product)
-    taken = dropped_axis(call.name, call.args)
-    if shape is None or len(shape) < 3 or taken is None or len(product.args) != 2:
-        return None
-    first = taken % len(shape) == len(shape) - 2  # [T, 1, E] @ [T, E, D]; else [T, D, E] @ [T, E, 1]
-    if not first and taken % len(shape) != len(shape) - 1:
-        return None
-    weight, stack = product.args if first else product.args[::-1]
-    found = stack_of(stack) if isinstance(stack, fx.Node) and len(shape_of(stack) or ()) == len(shape) else None
-    if found is None or found.letters != found.tokens + ("nd" if first else "dn"):
-        return None
-    return pair(found, weight, found.tokens + ("1n" if first else "n1"), (product,))
+    alone = "" if dropped is None else found.result[dropped]  # an axis of size 1, or of which the first is taken
+    result = found.result.replace(alone, "")
+    pairs = list(zip(found.operands, found.letters, strict=True))
+    for (one, wide), (other, narrow) in (pairs, pairs[::-1]):
+        stack = stack_of(one) if len(wide) > 2 else None
+        if stack is None or len(stack.letters) != len(wide) or not set(narrow) - set(wide) <= set(alone):
+            continue
+        names = dict(zip(wide, stack.letters, strict=True))
+        if names.keys().isdisjoint(alone) and "".join(names.get(a, "?") for a in result) == stack.tokens + "d":
+            return pair(stack, other, "".join(names.get(letter, "1") for letter in narrow), (made,))
+    return None
 
 
 def dropped_axis(name: str, given: dict[str, Any]) -> int | None:

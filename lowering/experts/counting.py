@@ -15,7 +15,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.positions import EXACT, is_sorted, keeps_order, position_bounds, root_of, uncast
 from moebius.lowering.experts.routing import distinct
-from moebius.lowering.experts.zeros import scatter_into
+from moebius.lowering.experts.zeros import number_of, scatter_into
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
@@ -58,7 +58,7 @@ class Counting:
 
     def by_counts(self, counts: Any) -> Counted | None:
         """What was counted, where ``counts`` [E] has how many there are of each number."""
-        call = read_call(counts) if isinstance(counts, fx.Node) else None
+        call = read_call(counts)
         if call is None or not is_exact(counts):
             return None
         if call.name == "bincount":  # (its size is not known to be E, where a number may be greater)
@@ -73,7 +73,7 @@ class Counting:
             return None if call["keepdim"] else self.by_table(uncast(call["input"]), call["dim"])
         added = self.written(counts, "scatter_add") or self.written(counts, "index_add")
         values = None if added is None else added.args.get("src", added.args.get("source"))
-        if added is None or added.args.get("alpha", 1) != 1 or not is_one(values):
+        if added is None or added.args.get("alpha", 1) != 1 or number_of(values) != 1:
             return None
         return self.slots(added["index"], added, counts)
 
@@ -91,7 +91,7 @@ class Counting:
                 if self.every(other, 0) and isinstance(one, fx.Node) and same_size((shape_of(one) or (0,))[-1], 1):
                     return self.slots(one)
         marked = self.written(table, "scatter")
-        if marked is None or rank != 2 or marked["dim"] not in (1, -1) or not is_one(marked["src"]):
+        if marked is None or rank != 2 or marked["dim"] not in (1, -1) or number_of(marked["src"]) != 1:
             return None
         index = marked["index"]
         return self.slots(index, marked, table) if isinstance(index, fx.Node) and distinct(index) else None
@@ -117,15 +117,6 @@ class Counting:
         if call is None or call.name != "arange" or not same_size((shape_of(numbers) or (0,))[-1], self.experts):
             return False
         return call["bounds"] == (first, first + self.experts) or (first == 0 and call["bounds"] == (self.experts,))
-
-
-def is_one(values: Any) -> bool:
-    """Whether it is 1, or a tensor of ones."""
-    call = read_call(values) if isinstance(values, fx.Node) else None
-    if call is not None and call.name == "ones":
-        return True
-    one = call["fill_value"] if call is not None and call.name == "full" else values
-    return type(one) in (int, float, bool) and one == 1
 
 
 def is_exact(node: fx.Node) -> bool:

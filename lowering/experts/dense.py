@@ -15,6 +15,7 @@ The two differ where an expert's output is not finite on a token that did not ch
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,13 +36,11 @@ from moebius.lowering.experts.masked import (
 )
 from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
+from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
-
-FULL = slice(None)
-
+from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which additions may be such iterations
@@ -106,7 +105,7 @@ class Chain:
         self.nodes = nodes
         self.place = nodes[0]  # for messages
         self.unread: list[fx.Node] = []  # nodes that nobody reads once the chain is gone
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], Any]] = []
 
     def normalise(self, storage: Storage) -> None:
         """Raises Differ where an addition in place may be seen by others."""
@@ -134,11 +133,7 @@ class Chain:
                 raise Differ("what is masked is changed in place", one.node)
             product = scale_by_mask(one, rows, gate)
             node.replace_input_with(one.node, product)
-
-            def back(node: fx.Node = node, was: fx.Node = one.node, product: fx.Node = product) -> None:
-                node.replace_input_with(product, was)
-
-            self.undo.append(back)
+            self.undo.append(functools.partial(node.replace_input_with, product, one.node))
 
     def out_of_place(self, total: fx.Node, storage: Storage) -> None:
         """Each addition to the one before; who reads the sum afterwards reads the last."""
@@ -157,12 +152,7 @@ class Chain:
             self.change(node, (before, parts[1]))
         for reader in readers:
             reader.replace_input_with(total, last)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(last, total)
-
-        self.undo.append(back)
+            self.undo.append(functools.partial(reader.replace_input_with, last, total))
 
     def change(self, node: fx.Node, args: tuple) -> None:
         was = (node.op, node.target, node.args, node.kwargs)
@@ -181,6 +171,11 @@ class Chain:
             parts = added(node)
             assert parts is not None
             self.change(node, parts)
+
+    def swap(self, old: fx.Node, new: fx.Node) -> None:
+        """A new node for all who read an old one."""
+        old.replace_all_uses_with(new)
+        self.undo.append(lambda: new.replace_all_uses_with(old))
 
     def restore(self) -> None:
         for step in reversed(self.undo):
@@ -218,14 +213,7 @@ class Stacked(Chain):
                 result = add_call(graph, total, torch.add, result, own)
                 self.nodes.append(result)
         self.take_masks(storage)
-        readers = list(total.users)
-        total.replace_all_uses_with(result)
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(result, total)
-
-        self.undo.append(back)
+        self.swap(total, result)
 
     def only(self, index: fx.Node, e: int) -> fx.Node:
         """[T, 1]: whether expert e is the only one of a token."""
@@ -313,13 +301,13 @@ class Sparse:
             return table[node]
         call = read_call(node)
         if (whole := left_by_mask(node, self.gate.index, self.builder.row)) is not None:
-            return (self.picked if whole.op == "placeholder" else self.on_rows)(whole, token, table)
+            return (self.picked if self.is_shared(whole) else self.on_rows)(whole, token, table)
         if call is None or call.op.inplace:
             raise Differ("an operator that the proof does not know is in the expert", node)
         if draws(node):
             raise NoExperts("dropout draws its numbers for all tokens, those of other experts too", node)
         given = call["input"] if call.name in PRODUCTS else None
-        if isinstance(given, fx.Node) and given.op == "placeholder" and given is not self.builder.row:
+        if isinstance(given, fx.Node) and self.is_shared(given):
             local = {**table, given: self.picked(given, token, table)}
         else:
             local = table
@@ -330,6 +318,10 @@ class Sparse:
         made.meta["val"] = self.value(made, node)
         table[node] = made
         return made
+
+    def is_shared(self, rows: fx.Node) -> bool:
+        """Whether all iterations read these rows alike: an expert's own are some of them."""
+        return computed_of([rows]).isdisjoint((self.builder.row, self.builder.state))
 
     def picked(self, given: fx.Node, token: fx.Node, table: dict) -> fx.Node:
         return table.setdefault(("rows", given), self.call(operator.getitem, given, token))
@@ -389,7 +381,7 @@ class Sparse:
             condition, weight = call["input"], None
         else:
             return None
-        vector = column_of(condition) if isinstance(condition, fx.Node) else None
+        vector = column_of(condition)
         index = self.chosen(condition if vector is None else vector, kept)
         value = tensor_of(self.builder.state)
         if index is None or value is None or (one is not None and weight is None):
@@ -487,7 +479,7 @@ class Sparse:
         dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
         if not isinstance(dim, int) or dim not in (-1, 1):
             return None
-        product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+        product = read_call(call["input"])
         if product is None or product.name != "mul" or product.op.inplace:
             return None
         pair = (product["input"], product["other"])
@@ -501,7 +493,7 @@ class Sparse:
 
     def chosen(self, node: Any, kept: bool = True) -> fx.Node | None:
         """index of ``index == e``, cast or not; of its opposite, if not ``kept``."""
-        call, wanted = read_call(node) if isinstance(node, fx.Node) else None, "eq" if kept else "ne"
+        call, wanted = read_call(node), "eq" if kept else "ne"
         while call is not None and call.name in ("cast", "logical_not") and isinstance(call["input"], fx.Node):
             if call.name == "logical_not":
                 value = tensor_of(call["input"])
@@ -543,18 +535,6 @@ def alike(keys: tuple, pattern: tuple) -> bool:
         key is wanted if isinstance(wanted, fx.Node) or isinstance(key, fx.Node) else key == wanted
         for key, wanted in zip(keys, pattern, strict=True)
     )
-
-
-def column_of(node: fx.Node) -> fx.Node | None:
-    """The vector that ``unsqueeze(-1)`` or ``[:, None]`` made a column of."""
-    call = read_call(node)
-    if call is None or not isinstance(call.args.get("input"), fx.Node) or len(shape_of(call["input"]) or ()) != 1:
-        return None
-    if call.name == "unsqueeze" and call["dim"] in (1, -1):
-        return call["input"]
-    if call.name == "getitem" and isinstance(call["index"], tuple) and call["index"] in ((FULL, None), (..., None)):
-        return call["input"]
-    return None
 
 
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Unrolled:

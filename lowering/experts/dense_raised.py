@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
-from moebius.lowering.experts.flat_rows import is_projection, is_switched_off
-from moebius.lowering.operators import ELEMENTWISE, Call, read_call, target_name
+from moebius.lowering.experts.dense import PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
+from moebius.lowering.experts.views import FULL
+from moebius.lowering.operators import ELEMENTWISE, Call, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at
 
@@ -53,16 +53,9 @@ class Raised(Chain):
             nodes.append(total)
         with last.graph.inserting_before(last):
             whole = add_call(last.graph, last, torch.reshape, total, (*flat.sizes(last), (shape_of(last) or ())[-1]))
-        readers = list(last.users)
-        last.replace_all_uses_with(whole)
+        self.swap(last, whole)
         self.unread += [last]
         self.nodes = nodes
-
-        def back() -> None:
-            for reader in readers:
-                reader.replace_input_with(whole, last)
-
-        self.undo.append(back)
         Chain.take_masks(self, Storage(last.graph))
 
     def take_masks(self, storage: Storage) -> None:
@@ -89,6 +82,13 @@ def behind(node: fx.Node, leaves: set[fx.Node]) -> set[fx.Node]:
     """What a node is computed of, itself included, up to the leaves and what the graph is given."""
     found = computed_of([node], lambda at: [] if at in leaves else at.all_input_nodes)
     return {at for at in found if at not in leaves and at.op not in ("placeholder", "get_attr")}
+
+
+def is_projection(call: Call) -> bool:
+    """Whether it multiplies the last axis of rows with a matrix."""
+    weight = call["weight"] if call.name == "linear" else call["other"]
+    rows = call["input"]
+    return isinstance(rows, fx.Node) and isinstance(weight, fx.Node) and len(shape_of(weight) or ()) == 2
 
 
 class Flat:
@@ -160,10 +160,10 @@ class Flat:
     def arguments(self, call: Call, lead: bool) -> tuple[tuple, dict[str, Any]] | None:
         """The arguments of the same operator on flat values: None where it is none of the last axis."""
         node, last = call.node, (-1, len(self.axes))
-        if call.name in PRODUCTS and not lead and is_projection(call):
+        if call.name in PRODUCTS - {"addmm"} and not lead and is_projection(call):
             rows = call["input"]
             return fx.map_arg((node.args, node.kwargs), lambda n: self.of(n) if n is rows else n)
-        if call.name in BY_ELEMENT or (is_switched_off(call) if call.name == "dropout" else False):
+        if call.name in BY_ELEMENT or (call.name == "dropout" and is_pure(node)):
             return fx.map_arg((node.args, node.kwargs), lambda n: self.operand(n, lead))
         source = call.args.get("input")
         if not isinstance(source, fx.Node):
@@ -180,9 +180,7 @@ class Flat:
     def operand(self, node: fx.Node, lead: bool) -> fx.Node:
         """Of an operator on each element: a vector along the last axis, or one number, is as it was."""
         shape = shape_of(node)
-        if shape is not None and len(shape) < (1 if lead else 2) and node in self.leaves | parameters(node):
-            return node
-        return self.of(node, lead)
+        return node if shape is not None and len(shape) < (1 if lead else 2) else self.of(node, lead)
 
     def picked(self, call: Call, source: fx.Node, lead: bool) -> tuple[tuple, dict[str, Any]] | None:
         """``gates[..., e]``, ``gates[..., e : e + 1]``, ``gate[..., None]``, ``h.chunk(2, -1)[0]``."""
@@ -220,7 +218,3 @@ class Flat:
             copy.meta["val"] = infer(copy)
             self.known[node, False] = copy
         return self.known[node, False]
-
-
-def parameters(node: fx.Node) -> set[fx.Node]:
-    return {node} if node.op in ("placeholder", "get_attr") else set()

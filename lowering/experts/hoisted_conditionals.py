@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.blocks import expert_rows, inside, is_size
+from moebius.lowering.experts.blocks import expert_rows, inside
 from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
 from moebius.lowering.experts.unrolled_loops import (
@@ -36,7 +36,7 @@ from moebius.lowering.experts.unrolled_loops import (
     place_in_branch,
 )
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import copy_node, stands_at, tensor_of, value_of, where_of
 

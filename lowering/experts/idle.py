@@ -87,7 +87,7 @@ def added_to(node: fx.Node) -> fx.Node | None:
         return None
     if call.name == "add" and call["alpha"] == 1:
         base = call["input"] if is_zero(call["other"]) else call["other"] if is_zero(call["input"]) else None
-        part = read_call(base) if isinstance(base, fx.Node) else None
+        part = read_call(base)
         if call.op.inplace and (base is not call["input"] or part is not None and part.name == "getitem"):
             return None  # of a part: its setitem tells
         return base if isinstance(base, fx.Node) and (call.op.inplace or keeps_kind(base, node)) else None
@@ -110,7 +110,7 @@ def keeps_kind(base: fx.Node, node: fx.Node) -> bool:
 
 def is_zero(value: Any) -> bool:
     """Whether a value is zero or NaN, whatever the tensors are that it is computed of."""
-    call = read_call(value) if isinstance(value, fx.Node) else None
+    call = read_call(value)
     if call is None or call.op.inplace:
         return False
     if call.name == "mul" and any(type(call[side]) in (int, float) and call[side] == 0 for side in ("input", "other")):

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering.experts.views import column_of, same_value
+from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
@@ -34,7 +36,7 @@ class Masked:
 def masked(node: Any) -> Masked | None:
     """``torch.where(condition, rows, 0)``, ``torch.where(condition, 0, rows)`` and ``rows.masked_fill(condition, 0)``,
     of a condition that has one element for each row."""
-    call = read_call(node) if isinstance(node, fx.Node) else None
+    call = read_call(node)
     if call is None or call.op.inplace or call.name not in ("where", "masked_fill"):
         return None
     if call.name == "masked_fill":
@@ -86,12 +88,8 @@ def before_widening(gate: fx.Node) -> fx.Node:
 
 def is_zero(value: Any) -> bool:
     """The number 0, or a tensor that was made of it and that nobody writes into."""
-    if not isinstance(value, fx.Node):
-        return type(value) in (int, float) and value == 0
-    call = read_call(value)
-    if call is None or any(writes(user) for user in value.users):
-        return False
-    return call.name == "zeros" or (call.name == "full" and is_zero(call["fill_value"]))
+    written = isinstance(value, fx.Node) and any(map(writes, value.users))
+    return not written and number_of(value) == 0
 
 
 def writes(user: fx.Node) -> bool:
@@ -116,22 +114,17 @@ def scale_by_mask(one: Masked, rows: fx.Node, gate: fx.Node | None) -> fx.Node:
 
 def holds_for_chosen(condition: Any, index: fx.Node, row: fx.Node, kept: bool) -> bool:
     """Whether it is ``(index == e).any(-1, keepdim=True)``; with kept=False, its opposite."""
-    call = read_call(condition) if isinstance(condition, fx.Node) else None
+    call = read_call(condition)
     while call is not None and not kept and call.name == "logical_not":
         condition, kept = call["input"], True
-        call = read_call(condition) if isinstance(condition, fx.Node) else None
+        call = read_call(condition)
     if call is None or not kept:
         return False
-    keepdim = True
-    if call.name in ("unsqueeze", "getitem"):
-        if call.name == "unsqueeze" and call["dim"] not in (1, -1):
-            return False
-        if call.name == "getitem" and call["index"] not in ((slice(None), None), (..., None)):
-            return False
-        call, keepdim = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None, False
-    if call is None or call.name != "any" or call["dim"] not in (1, -1) or call["keepdim"] is not keepdim:
+    vector = column_of(condition)
+    call = call if vector is None else read_call(vector)
+    if call is None or call.name != "any" or call["dim"] not in (1, -1) or call["keepdim"] is not (vector is None):
         return False
-    chosen = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    chosen = read_call(call["input"])
     return chosen is not None and chosen.name == "eq" and chosen["input"] is index and chosen["other"] is row
 
 
@@ -154,30 +147,16 @@ def left_by_mask(node: fx.Node, index: fx.Node, row: fx.Node) -> fx.Node | None:
 
 def compared_gate(condition: Any, gate: fx.Node) -> tuple[Any, float] | None:
     """(the comparison, the number) of ``gate > number``."""
-    call = read_call(condition) if isinstance(condition, fx.Node) else None
+    call = read_call(condition)
     if call is None or call.op.inplace or call.name not in COMPARISONS or type(call["other"]) not in (int, float):
         return None
-    return (COMPARISONS[call.name], call["other"]) if same_node(call["input"], gate) else None
+    return (COMPARISONS[call.name], call["other"]) if same_reading(call["input"], gate) else None
 
 
-def same_node(a: Any, b: Any) -> bool:
+COMPUTED = frozenset({"getitem", "unsqueeze", "select", "sum", "mul", "eq"})
+
+
+def same_reading(a: Any, b: Any) -> bool:
     """Whether two nodes are the same reading of the same tensor. (All are asked what is written between the
     iterations.)"""
-    if a is b:
-        return True
-    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or a.target != b.target or a.kwargs or b.kwargs:
-        return False
-    call = read_call(a)
-    if call is None or call.op.inplace or call.name not in ("getitem", "unsqueeze", "select", "sum", "mul", "eq"):
-        return False
-    return len(a.args) == len(b.args) and all(map(same_argument, a.args, b.args))
-
-
-def same_argument(a: Any, b: Any) -> bool:
-    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
-        return same_node(a, b)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(same_argument, a, b))
-    if isinstance(a, slice) and isinstance(b, slice):
-        return all(same_argument(getattr(a, name), getattr(b, name)) for name in ("start", "stop", "step"))
-    return type(a) is type(b) and bool(a == b)
+    return bool(same_value(a, COMPUTED) == same_value(b, COMPUTED))

@@ -25,7 +25,7 @@ from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_produc
 from moebius.lowering.experts.unrolled_loops import SUMS, added_rows, chased, draws, is_branch
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, tensor_of
+from moebius.lowering.values import reaches, same_shape, shape_of, tensor_of
 
 OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
 LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
@@ -244,21 +244,6 @@ def experts_among(place: fx.Node, results: list[Any], condition: fx.Node | None)
     rows = [end.rows if isinstance(end, Written) else end for end in ends]
     results = rows if all(isinstance(one, fx.Node) for one in rows) and len(set(rows)) == len(rows) else []
     return MissedExperts(len(experts) or len(best) + 1, place, node, reason, nodes, results)
-
-
-def reaches(start: set[fx.Node], wanted: set[fx.Node], least: fx.Node, itself: bool = False) -> bool:
-    """Whether nodes are computed of wanted ones, or are such themselves. least: the first of those in the graph."""
-    if itself and start & wanted:
-        return True
-    seen, pending = set(start), list(start)
-    while pending:
-        for argument in pending.pop().all_input_nodes:
-            if argument in wanted:
-                return True
-            if argument not in seen and not argument < least:
-                seen.add(argument)
-                pending.append(argument)
-    return False
 
 
 @dataclass

@@ -26,7 +26,7 @@ def position_bounds(node: Any) -> Bounds | None:
     if type(node) is int:
         return node, node + 1
     node = whole_of(node) if isinstance(node, fx.Node) else node
-    call = read_call(node) if isinstance(node, fx.Node) else None
+    call = read_call(node)
     if call is None or call.op.inplace:
         return None
     match call.name:
@@ -45,7 +45,7 @@ def position_bounds(node: Any) -> Bounds | None:
             kept, filled = position_bounds(call["input"]), position_bounds(call["value"])
             if kept is None or filled is None:
                 return None
-            mask = read_call(call["mask"]) if isinstance(call["mask"], fx.Node) else None
+            mask = read_call(call["mask"])
             compared = mask is not None and mask.name in ("eq", "ge") and mask["input"] is call["input"]
             high = kept[1] - 1 if compared and mask is not None and mask["other"] == kept[1] - 1 else kept[1]
             return min(kept[0], filled[0]), max(high, filled[1])
@@ -160,7 +160,7 @@ def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
 
 def rows_of_column(index: Any) -> fx.Node | None:
     """positions [S] of ``positions[:, None].expand(-1, D)``, each the same for all of a row."""
-    call = read_call(index) if isinstance(index, fx.Node) else None
+    call = read_call(index)
     if call is None or len(shape_of(index) or ()) != 2 or call.name not in ("expand", "repeat"):
         return None
     numbers = without_unit_axis(call["input"])
@@ -169,7 +169,7 @@ def rows_of_column(index: Any) -> fx.Node | None:
 
 def without_unit_axis(column: Any) -> fx.Node | None:
     """numbers [S] of ``numbers.unsqueeze(-1)`` [S, 1], however that is written."""
-    call = read_call(column) if isinstance(column, fx.Node) else None
+    call = read_call(column)
     shape = shape_of(column) or ()
     if call is None or len(shape) != 2 or not same_size(shape[1], 1):
         return None

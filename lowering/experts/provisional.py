@@ -23,11 +23,13 @@ class Provisional:
 
 def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
     """What became part of no operator is as it was written; of the rest that goes."""
+    if not rewritten:
+        return
+    drop_dead_code(work)
     for one in rewritten:
         if one.core.users:  # (a node that is gone has none)
             one.result.replace_all_uses_with(one.node)
             work.loose.append(one.result)
         else:
             work.loose.append(one.node)
-    if rewritten:
-        drop_dead_code(work)
+    drop_dead_code(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -47,7 +48,7 @@ from moebius.lowering.experts.unrolled_loops import Differ, Unrolled, added_rows
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
-from moebius.lowering.values import refuse, shape_of, tensor_of, users_line, where_of
+from moebius.lowering.values import computed_of, reaches, refuse, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -61,6 +62,7 @@ CONTRACT = Contract(
 
 
 MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
+INPUTS = ("placeholder", "get_attr")
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
 DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
@@ -113,7 +115,7 @@ def replace_all(work: Work) -> None:
         replace_blocks(work, failed, opened)
         provisional.settle(work, flat)
         settle(work, opened)
-        split_phases.settle(work, pieces)
+        provisional.settle(work, pieces)
     gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
         write_out_of_place(work)
@@ -136,7 +138,7 @@ def report_grouped(work: Work, gathered: grouped.Gathered, reported: set[fx.Node
     for products in grouped.left_over(work.gm.graph):
         if reported.isdisjoint(products):
             reasons = [gathered.why[one] for one in products if one in gathered.why]
-            why = foreign(work) if not takes_blocks(work) else reasons[0] if reasons else grouped.NO_LAYER
+            why = others_products(work) if not takes_blocks(work) else reasons[0] if reasons else grouped.NO_LAYER
             region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)
             refuse(region, f"batched experts: {why}", products[-1])
             work.regions.append(region)
@@ -197,7 +199,7 @@ def takes_blocks(work: Work) -> bool:
     return work.options.backend == "moebius"
 
 
-def foreign(work: Work) -> str:
+def others_products(work: Work) -> str:
     return f"the backend {work.options.backend} has products of its own for them"
 
 
@@ -205,18 +207,12 @@ def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> No
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
     sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
-        count = len(downs)
-        fault = order_fault(work.gm.graph, downs)
-        if fault is not None:
-            refused = replace_piece(work, downs, fault, opened)
-            if refused is not None and not any(f.uses(downs) for f in failed):
-                work.regions.append(refused)
-            continue
-        refused = None
+        count, refused = len(downs), None
         for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
             pieces = [downs[i : i + length] for i in range(0, count, length)]
             own = [[f for f in failed if f.uses(piece)] for piece in pieces]
-            found = replace_piece(work, pieces[0], opened=opened)
+            fault = next(filter(None, (order_fault(work.gm.graph, piece) for piece in pieces)), None)
+            found = replace_piece(work, pieces[0], fault, opened)
             if found is None or not found.lowered:
                 refused = refused or found
                 continue
@@ -241,6 +237,33 @@ def order_fault(graph: fx.Graph, downs: list[fx.Node]) -> Differ | None:
     return None
 
 
+class Attempt:
+    """One try at a region: says why nothing came of it, if nothing does, and takes out again what it wrote.
+
+    place: where it is refused, if not at a node whose line is known. step: of the proof, that it is. foreign: whether
+    these are no experts, so that nobody needs to be told."""
+
+    def __init__(self, work: Work, region: ExpertRegion, place: fx.Node, step: str = DIFFERENT):
+        self.work, self.region, self.place, self.step = work, region, place, step
+        self.before, self.modules = set(work.gm.graph.nodes), set(work.gm._modules)
+        self.foreign = False
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, below: Any) -> bool:
+        if isinstance(error, Differ):
+            self.foreign = isinstance(error, NoExperts)
+            refuse(self.region, f"{self.step}: {error.reason}", error.node if where_of(error.node)[0] else self.place)
+        if not self.region.lowered:
+            forget(self.work.gm, self.before, self.modules)
+        return isinstance(error, Differ)
+
+    @property
+    def told(self) -> ExpertRegion | None:
+        return None if self.foreign else self.region
+
+
 def replace_piece(
     work: Work,
     downs: list[fx.Node],
@@ -250,61 +273,41 @@ def replace_piece(
 ) -> ExpertRegion | None:
     """The down-projections of one layer's experts; None where these are none. fault: why not to replace them. rows_of:
     the rows that each is computed of."""
-    gm = work.gm
-    before, modules = set(gm.graph.nodes), set(gm._modules)
-    region: ExpertRegion | None
     region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
-    storage = Storage(gm.graph)
-    try:
-        iterations, parts = build_blocks(gm, downs, storage, rows_of)
+    storage = Storage(work.gm.graph)
+    with Attempt(work, region, downs[0]) as attempt:
+        iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
         if fault is not None:
             raise fault
-    except NoExperts:
-        region = None
-    except Differ as difference:
-        place = difference.node if where_of(difference.node)[0] else downs[0]
-        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
-    else:
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
             skip_unused(downs, opened, iterations.stacked)
             iterations.draw_elsewhere()
-    if region is not None and region.lowered:
-        for down, part in zip(downs, parts, strict=True):
-            down.replace_all_uses_with(part)
-            work.loose.append(down)
-        return region
-    forget(gm, before, modules)
-    return region
+            for down, part in zip(downs, parts, strict=True):
+                down.replace_all_uses_with(part)
+                work.loose.append(down)
+    return attempt.told
 
 
 def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node]) -> ExpertRegion | None:
     """Experts as batched products, as one loop; None where these are none."""
-    gm = work.gm
-    before, modules = set(gm.graph.nodes), set(gm._modules)
     region = ExpertRegion(*users_line(down), weight.idiom)
-    storage = Storage(gm.graph)
-    other = False
-    try:
+    with Attempt(work, region, down, "batched experts") as attempt:
         if not takes_blocks(work):
-            raise Differ(foreign(work), down)
-        layer = Batched(gm, down, weight.experts, ups, storage)
-        loop, result = layer.loop()
-    except Differ as difference:
-        node = difference.node if difference.node.meta.get("where") else down
-        refuse(region, f"batched experts: {difference.reason}", node)
-        other = isinstance(difference, NoExperts)
-    except Exception as error:  # the products stay, whatever went wrong
-        refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
-    else:
-        replace_loop(work, loop, layer.storage, region)
-    if region.lowered:
-        down.replace_all_uses_with(result)
-        work.loose += layer.drop()
-        move_to_tokens(work, region, before)
-    else:
-        forget(gm, before, modules)
-    return None if other else region
+            raise Differ(others_products(work), down)
+        try:
+            layer = Batched(work.gm, down, weight.experts, ups, Storage(work.gm.graph))
+            loop, result = layer.loop()
+        except Differ:
+            raise
+        except Exception as error:  # the products stay, whatever went wrong
+            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
+            return region
+        if replace_loop(work, loop, layer.storage, region):
+            down.replace_all_uses_with(result)
+            work.loose += layer.drop()
+            move_to_tokens(work, region, attempt.before)
+    return attempt.told
 
 
 def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> None:
@@ -383,26 +386,18 @@ def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
 
 def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
     """Experts that are computed on all tokens and masked, as the iterations of one loop; None where these are none."""
-    before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
-    file, line, _ = where_of(chain.place)
-    region = ExpertRegion(file, line, "experts on all tokens, masked by a gate")
-    other = False
-    try:
-        chain.normalise(Storage(work.gm.graph))
-        storage = Storage(work.gm.graph)
-        iterations = build_dense(work.gm, chain.nodes, storage)
-    except Differ as difference:
-        other = isinstance(difference, NoExperts)
-        place = difference.node if where_of(difference.node)[0] else chain.place
-        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
-    else:
-        replace_loop(work, iterations.loop, storage, region, iterations)
-    if region.lowered:
-        work.loose += chain.unread
-    else:
-        chain.restore()
-        forget(work.gm, before, modules)
-    return None if other else region
+    region = ExpertRegion(*where_of(chain.place)[:2], "experts on all tokens, masked by a gate")
+    with Attempt(work, region, chain.place) as attempt:
+        try:
+            chain.normalise(Storage(work.gm.graph))
+            storage = Storage(work.gm.graph)
+            iterations = build_dense(work.gm, chain.nodes, storage)
+            replace_loop(work, iterations.loop, storage, region, iterations)
+        finally:
+            if not region.lowered:
+                chain.restore()
+        work.loose += chain.unread if region.lowered else []
+    return attempt.told
 
 
 def replace_loop(
@@ -500,17 +495,8 @@ class Failed:
 
 def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     """Whether a node is computed of one of these. least: the first of them in the graph."""
-    seen: set[fx.Node] = set()
     adds = added_rows(node) or node
-    pending = [argument for argument in adds.all_input_nodes if argument is not adds.args[0]]
-    while pending:
-        argument = pending.pop()
-        if argument in wanted:
-            return True
-        if argument not in seen and not argument < least:
-            seen.add(argument)
-            pending += argument.all_input_nodes
-    return False
+    return reaches({one for one in adds.all_input_nodes if one is not adds.args[0]}, wanted, least, itself=True)
 
 
 def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
@@ -555,35 +541,21 @@ def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
     place = place_of(anchor)
     if place is None or before is None:
         return True
-    pending, seen = [n for n in place.inner.all_input_nodes if n is not place.inner.args[0]], set[fx.Node]()
-    while pending:
-        node = pending.pop()
-        if node in seen or (node.graph is anchor.graph and not before < node):
-            continue
-        seen.add(node)
-        call = read_call(node)
-        if call is None and node.op not in ("placeholder", "get_attr"):
-            return True  # it may be one
-        if call is not None and call.name in MAKE_ROWS:
-            return True
-        pending += node.all_input_nodes
-    return False
+
+    def is_own(node: fx.Node) -> bool:
+        return node.graph is not anchor.graph or before < node
+
+    starts = [n for n in place.inner.all_input_nodes if n is not place.inner.args[0]]
+    own = [n for n in computed_of(starts, lambda n: n.all_input_nodes if is_own(n) else ()) if is_own(n)]
+    return any(call.name in MAKE_ROWS if (call := read_call(n)) is not None else n.op not in INPUTS for n in own)
 
 
 def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:
     """Some accumulations as the iterations of one loop."""
-    before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
-    file, line, _ = where_of(anchors[0])
-    region = ExpertRegion(file, line, f"{len(anchors)} iterations, one after another")
-    try:
+    region = ExpertRegion(*where_of(anchors[0])[:2], f"{len(anchors)} iterations, one after another")
+    with Attempt(work, region, anchors[0]):
         iterations = build_loop(work.gm, anchors, storage)
-    except Differ as difference:
-        place = difference.node if where_of(difference.node)[0] else anchors[0]
-        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
-    else:
         replace_loop(work, iterations.loop, storage, region, iterations)
-    if not region.lowered:
-        forget(work.gm, before, modules)
     return region
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.experts.batched import PRODUCTS, gathered_with, parameter_of, weight_of
-from moebius.lowering.experts.layout import equation_of
+from moebius.lowering.experts.batched import gathered_with, parameter_of, weight_of
+from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call
 from moebius.lowering.values import shape_of, tensor_of
 
@@ -75,22 +75,10 @@ def axis_after(call: Call, node: fx.Node, axis: int) -> int | bool | None:
         return None
     if call.name == "getitem" and call["input"] is node:
         return axis_in_lookup(call["index"], len(shape), axis)
-    order = list(range(len(shape)))
-    match call.name:
-        case "transpose":
-            a, b = call["dim0"] % len(shape), call["dim1"] % len(shape)
-            order[a], order[b] = order[b], order[a]
-        case "permute":
-            order = [dim % len(shape) for dim in call["dims"]]
-        case "unsqueeze" if isinstance(call["dim"], int):
-            order.insert(call["dim"] % (len(shape) + 1), -1)
-        case "mT":
-            order[-2], order[-1] = order[-1], order[-2]
-        case name if name in ELEMENTWISE or name in NORMS or (name in VIEWS and len(after) == len(shape)):
-            return axis + len(after) - len(shape) if len(after) >= len(shape) else None
-        case _:
-            return None
-    return order.index(axis) if axis in order else None
+    if call.name in ELEMENTWISE | NORMS or (call.name in VIEWS and len(after) == len(shape)):
+        return axis + len(after) - len(shape) if len(after) >= len(shape) else None
+    order = moved(call, tuple(range(len(shape))))
+    return order.index(axis) if order is not None and axis in order else None
 
 
 def axis_in_lookup(index: Any, rank: int, axis: int) -> int | bool | None:
@@ -124,13 +112,13 @@ def scales(call: Call, node: fx.Node, axis: int) -> bool:
             continue
         own = shape[len(shape) - rank + axis] if len(shape) - rank + axis >= 0 else 1
         features = shape[-1] if axis != rank - 1 else shape[-2] if len(shape) > 1 else 1
-        if not is_one(own) and is_one(features):
+        if not sized_one(own) and sized_one(features):
             return True
     return False
 
 
 def is_product(node: fx.Node) -> bool:
-    return node.op in ("call_function", "call_method") and node.target in PRODUCTS
+    return node.op in ("call_function", "call_method") and node.target in BATCHED
 
 
 def contracts(product: fx.Node, node: fx.Node, axis: int) -> bool:
@@ -164,10 +152,6 @@ def is_data(node: fx.Node) -> bool:
         node = call["input"]
     value = tensor_of(node)
     return value is not None and not value.requires_grad
-
-
-def is_one(size: Any) -> bool:
-    return type(size) is int and size == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -273,24 +257,14 @@ def routed_at(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def axes_of(node: fx.Node) -> list[int]:
+def axes_of(node: fx.Node) -> tuple[int | None, ...]:
     """Which axis of the parameter each axis of a view of it is."""
     if node.op == "placeholder":
-        return [0, 1, 2]
+        return 0, 1, 2
     call = read_call(node)
     assert call is not None
     axes = axes_of(call["input"])
-    match call.name:
-        case "transpose":
-            a, b = call["dim0"], call["dim1"]
-            axes[a], axes[b] = axes[b], axes[a]
-        case "permute":
-            axes = [axes[dim] for dim in call["dims"]]
-        case "mT":
-            axes[-2], axes[-1] = axes[-1], axes[-2]
-        case "T":
-            axes = axes[::-1]
-    return axes
+    return moved(call, axes) or axes
 
 
 def is_looked_up_by_data(product: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.reader import Reader, negate, rule
 from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index_bounds, index_root
+from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import MISSING, Call, read_call
 from moebius.lowering.values import same_shape, shape_of, tensor_of
 
@@ -49,35 +50,8 @@ def permute(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
     if not isinstance(fact, OneHot | Mask):
         return None
-    order = permutation(call, len(fact.axes))
-    if order is None:
-        return None
-    axes = tuple(fact.axes[i] for i in order)
-    if isinstance(fact, OneHot):
-        return OneHot(fact.index, fact.classes, axes, fact.boolean)
-    return replace(fact, axes=axes)
-
-
-def permutation(call: Call, rank: int) -> list[int] | None:
-    """Which old axis each new axis is."""
-    order = list(range(rank))
-    if call.name == "permute":
-        dims = call["dims"]
-        if len(dims) != rank or not all(isinstance(d, int) for d in dims):
-            return None
-        return [d % rank for d in dims]
-    if call.name == "transpose":
-        a, b = call["dim0"], call["dim1"]
-        if not isinstance(a, int) or not isinstance(b, int):
-            return None
-    elif rank == 2:
-        a, b = 0, 1
-    elif call.name == "mT":
-        a, b = -2, -1
-    else:
-        return None
-    order[a], order[b] = order[b], order[a]
-    return order
+    axes = moved(call, fact.axes)
+    return None if axes is None else replace(fact, axes=axes)
 
 
 @rule("cast", "contiguous", "clone")
@@ -86,9 +60,7 @@ def same_numbers(reader: Reader, call: Call) -> Fact | None:
     fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
     boolean = dtype is torch.bool
     match fact:
-        case OneHot():
-            return OneHot(fact.index, fact.classes, fact.axes, boolean)
-        case Mask():
+        case OneHot() | Mask():
             return replace(fact, boolean=boolean)
         case Counts():
             # counts in 8 or 16 bits could wrap around to zero
@@ -189,7 +161,7 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
 
 def keeps_some(keep: Any, mask: Any) -> bool:
     """Whether it is ``mask.cumsum(dim) <= capacity``: the first along an axis counts 1."""
-    call = read_call(keep) if isinstance(keep, fx.Node) else None
+    call = read_call(keep)
     if call is None or call.name not in ("le", "lt") or type(call["other"]) is not int:
         return False
     counted, least = call["input"], 1 if call.name == "le" else 2
@@ -333,10 +305,9 @@ def arange(reader: Reader, call: Call) -> Fact | None:
 def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
     """A row of a list of hits, where the iterations were taken by number."""
     size = call["size"]
-    if not isinstance(reader.fact(call["fill_value"]), ExpertId) or reader.dtype(call.node) not in (
-        torch.int64,
-        torch.int32,
-    ):
+    if not isinstance(reader.fact(call["fill_value"]), ExpertId):
+        return None
+    if reader.dtype(call.node) not in (torch.int64, torch.int32):
         return None
     return ExpertId(vector=len(size) == 1) if tuple(size) in ((), (1,)) else None
 
@@ -409,7 +380,7 @@ def getitem(reader: Reader, call: Call) -> Fact | None:
 
 def is_column(reader: Reader, argument: Any) -> bool:
     shape = reader.shape(argument)
-    return shape is not None and len(shape) == 2 and type(shape[1]) is int and shape[1] == 1
+    return shape is not None and len(shape) == 2 and sized_one(shape[1])
 
 
 @rule("argmax")

@@ -34,6 +34,8 @@ from moebius.lowering.experts.facts import (
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.experts.rules_weights import expert_slice
+from moebius.lowering.experts.unrolled_loops import draws
+from moebius.lowering.experts.views import moved
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import same_shape, tensor_of
 
@@ -158,13 +160,8 @@ def iteration_slice(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
     if not isinstance(fact, Slice) or len(fact.axes) != 2:
         return None
-    if call.name == "permute" and {d % 2 for d in call["dims"]} != {0, 1}:
-        return None
-    if call.name == "permute" and [d % 2 for d in call["dims"]] == [0, 1]:
-        return fact
-    if call.name == "transpose" and {call["dim0"] % 2, call["dim1"] % 2} != {0, 1}:
-        return fact
-    return Slice(fact.weight, fact.axes[::-1], fact.ranges, fact.dtype)
+    axes = moved(call, fact.axes)
+    return None if axes is None else replace(fact, axes=axes)
 
 
 @rule("cast", "type_as")
@@ -212,12 +209,8 @@ def of_dtype(fact: Fact, before: torch.dtype, dtype: torch.dtype) -> Fact | None
     if dtype != before and isinstance(fact, Slice | Rows | RowWeight) and is_rounded(fact, before):
         return None
     match fact:
-        case Slice():
-            return Slice(fact.weight, fact.axes, fact.ranges, dtype)
-        case Rows():
-            return Rows(fact.selection, dtype, fact.source, fact.axis)
-        case RowWeight():
-            return RowWeight(fact.selection, dtype, fact.source, fact.axes, fact.column, fact.picked)
+        case Slice() | Rows() | RowWeight():
+            return replace(fact, dtype=dtype)
         case RowFunction() if dtype == before:
             return fact
         case Product() if fact.weights and (dtype in WIDE or all(factor.dtype == dtype for factor in fact.factors)):
@@ -248,7 +241,7 @@ def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
 def same_value(reader: Reader, call: Call) -> Fact | None:
     """Views that keep the shape, copies, and dropout that is switched off."""
     fact = reader.fact(call["input"])
-    if call.name == "dropout" and not (call["p"] == 0 or call["training"] is False):
+    if call.name == "dropout" and draws(call.node):
         return None
     if call.op.inplace and call.name != "dropout":
         return None
@@ -256,7 +249,7 @@ def same_value(reader: Reader, call: Call) -> Fact | None:
         return fact
     if isinstance(fact, RowWeight) and not fact.column and call.name == "reshape" and reader.rank(call.node) == 2:
         shape = reader.shape(call.node)
-        return as_column(fact) if shape is not None and shape[1] == 1 else None
+        return replace(fact, column=True) if shape is not None and shape[1] == 1 else None
     if isinstance(fact, RowWeight) and fact.column and reader.rank(call.node) == 1:
         vector = call.name == "reshape" or (call.name == "squeeze" and call["dim"] in (-1, 1))
         return replace(fact, column=False) if vector else None
@@ -270,15 +263,11 @@ def as_column_rule(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(fact, RowWeight) or fact.column:
         return None
     if call.name == "unsqueeze":
-        return as_column(fact) if call["dim"] in (1, -1) else None
+        return replace(fact, column=True) if call["dim"] in (1, -1) else None
     key = reader.fact(call["index"])
     if isinstance(key, Items) and key.items in ((FULL, NONE), (DOTS, NONE)):
-        return as_column(fact)
+        return replace(fact, column=True)
     return None
-
-
-def as_column(fact: RowWeight) -> RowWeight:
-    return RowWeight(fact.selection, fact.dtype, fact.source, fact.axes, True, fact.picked)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -367,7 +356,7 @@ def part_along(fact: Fact, axis: int, part: range) -> Fact | None:
             ranges = tuple(
                 r[part.start : part.stop : part.step] if i + 1 == which else r for i, r in enumerate(fact.ranges)
             )
-            return Slice(fact.weight, fact.axes, ranges, fact.dtype)
+            return replace(fact, ranges=ranges)
         case RowFunction():
             return part_of(fact, part)
     return None
@@ -380,7 +369,7 @@ def part_of(fact: Fact, part: range) -> RowFunction | None:
             weight = part_along(fact.weight, fact.weight.axes.index(fact.out_axis), part)
             bias = None if fact.bias is None else part_along(fact.bias, 0, part)
             assert isinstance(weight, Slice) and (bias is None or isinstance(bias, Slice))
-            return Linear(fact.selection, fact.dtype, fact.input, weight, fact.out_axis, bias)
+            return replace(fact, weight=weight, bias=bias)
         case Product():
             factors = [part_of(factor, part) for factor in fact.factors]
             if any(factor is None for factor in factors):
@@ -474,7 +463,7 @@ def add_bias(reader: Reader, call: Call) -> Fact | None:
         return None
     if call["alpha"] != 1 or dtype is None or call.op.inplace or not is_bias_of(right, left.weight, left.out_axis):
         return None
-    return Linear(left.selection, dtype, left.input, left.weight, left.out_axis, right)
+    return replace(left, dtype=dtype, bias=right)
 
 
 def is_bias_of(bias: Slice, weight: Slice, out_axis: int) -> bool:

@@ -21,7 +21,7 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.layout import FULL, sized_one, without_grad
+from moebius.lowering.experts.layout import without_grad
 from moebius.lowering.experts.positions import (
     computed_since_the_choice,
     is_order,
@@ -37,6 +37,7 @@ from moebius.lowering.experts.positions import (
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import has_effect
+from moebius.lowering.experts.views import FULL, moved, sized_one
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of
@@ -127,7 +128,7 @@ def slot_rows(x: fx.Node) -> Rows | None:
 
 def token_of(place: Any) -> tuple[fx.Node, int] | None:
     """(order, K) of ``order // K``: which token each row is of, where rows are slots in this order."""
-    call = read_call(place) if isinstance(place, fx.Node) else None
+    call = read_call(place)
     if call is None or call.name not in ("floor_divide", "div") or type(call["other"]) is not int:
         return None
     down = call.name == "floor_divide" or call["rounding_mode"] in ("floor", "trunc")
@@ -136,7 +137,7 @@ def token_of(place: Any) -> tuple[fx.Node, int] | None:
 
 def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | None:
     """The experts' numbers [S] of the slots in their own order, where ``index`` [S, 1] has those of the rows."""
-    call = read_call(index) if isinstance(index, fx.Node) else None
+    call = read_call(index)
     if call is None or call.name not in ("unsqueeze", "reshape") or not isinstance(call["input"], fx.Node):
         return None
     numbers = call["input"]
@@ -220,7 +221,7 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
 def added_to_tokens(call: Call, results: fx.Node, rows: Rows, found: Sum, storage: Storage) -> bool:
     """Whether each row is added to its token's, and nothing else is."""
     base, total = call["input"], call.node
-    zeros = read_call(base) if isinstance(base, fx.Node) else None
+    zeros = read_call(base)
     values, index = call.args.get("source", call.args.get("src")), call["index"]
     index = rows_of_column(index) if call.name == "scatter_add" else index
     if zeros is None or not isinstance(index, fx.Node) or values is not results:
@@ -270,7 +271,7 @@ def of_one_type(found: Sum, node: fx.Node) -> bool:
 
 def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | None:
     """The weights of the slots in their own order: of ``w[order].unsqueeze(-1)`` [S, 1], or [T, K, 1] (k)."""
-    call = read_call(other) if isinstance(other, fx.Node) else None
+    call = read_call(other)
     rank = len(shape_of(other) or ()) if isinstance(other, fx.Node) else 0
     if call is None or rank != (2 if k is None else 3) or not same_size((shape_of(other) or (0,))[-1], 1):
         return None
@@ -281,8 +282,7 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
         if order is None or part is None:
             return weights if order is None else None
         return part[0] if part[1] is order and len(shape_of(part[0]) or ()) == 1 else None
-    added = call.name == "unsqueeze" and call["dim"] in (-1, rank - 1)
-    added = added or (call.name == "getitem" and call["index"] in ((FULL, FULL, None), (Ellipsis, None)))
+    added = moved(call, (0, 1)) == (0, 1, None)
     return call["input"] if added and same_size((shape_of(call["input"]) or (0, 0))[1], k) else None
 
 
@@ -301,7 +301,7 @@ def is_inverse(place: fx.Node, order: fx.Node, writer: fx.Node | None, at: fx.No
         return False
     keys, values = writer.args[1:]
     keys = keys[0] if isinstance(keys, tuple) and len(keys) == 1 else keys
-    counted = read_call(values) if isinstance(values, fx.Node) else None
+    counted = read_call(values)
     if keys is not order or counted is None or counted.name != "arange" or len(counted["bounds"]) != 1:
         return False
     return same_shape(shape_of(values), shape_of(order)) and same_shape(shape_of(place), shape_of(order))

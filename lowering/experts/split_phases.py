@@ -11,7 +11,6 @@ is that function of part e. So written, each expert stands by itself and may bec
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, is_pure, read_call
 from moebius.lowering.torch_private import same_size, set_grad_enabled
 from moebius.lowering.values import infer, shape_of
@@ -31,18 +30,9 @@ FAR = 64
 Joins = dict[fx.Node, list[fx.Node]]
 
 
-@dataclass
-class Piece:
-    """``node``, a piece of the whole, and the same made of its own part; made: its new nodes."""
-
-    node: fx.Node
-    own: fx.Node
-    made: list[fx.Node]
-
-
-def take_apart(work: Work) -> list[list[Piece]]:
-    """Makes the pieces of each such split of the parts. Returns them, split by split."""
-    found = []
+def take_apart(work: Work) -> list[Provisional]:
+    """Makes the pieces of each such split of the parts."""
+    found: list[Provisional] = []
     storage: Storage | None = None
     for node in list(work.gm.graph.nodes):
         call = read_call(node)
@@ -58,10 +48,10 @@ def take_apart(work: Work) -> list[list[Piece]]:
                     for made in [made for one in pieces for made in reversed(one.made)]:
                         work.gm.graph.erase_node(made)
                     continue
-                found.append([Piece(one.node, one.copies[call["input"]], one.made) for one in pieces])
+                found += [Provisional(one.node, own := one.copies[call["input"]], own) for one in pieces]
                 work.loose += [user for one in (*between, *joins) for user in one.users if not user.users]
-    for one in [one for split in found for one in split]:
-        one.node.replace_all_uses_with(one.own)
+    for one in found:
+        one.node.replace_all_uses_with(one.result)
     return found
 
 
@@ -73,21 +63,6 @@ def is_quiet(graph: fx.Graph, nodes: set[fx.Node], end: fx.Node, storage: Storag
     least = min(nodes)
     switches = [node for node in graph.nodes if least < node < end and node.target is set_grad_enabled]
     return not switches
-
-
-def settle(work: Work, pieces: list[list[Piece]]) -> None:
-    """Splits whose experts did not become an operator are as they were."""
-    if not pieces:
-        return
-    drop_dead_code(work)
-    there = set(work.gm.graph.nodes)
-    for split in pieces:
-        left = [one for one in split if one.own in there]
-        for one in left:
-            one.own.replace_all_uses_with(one.node)
-            for node in reversed(one.made):
-                work.gm.graph.erase_node(node)
-        work.loose += [one.node for one in split if one not in left]
 
 
 def sizes_of(split: fx.Node) -> list[Any] | None:
@@ -169,7 +144,7 @@ def is_feature(node: fx.Node) -> bool:
 
 def is_cut(part: Any, e: int, sizes: list[Any]) -> bool:
     """Whether it is a product of piece e of a tensor that is cut into pieces of these sizes."""
-    call = read_call(part) if isinstance(part, fx.Node) else None
+    call = read_call(part)
     piece = read_call(call["input"]) if call is not None and call.name in ROWS_FIRST else None
     if piece is None or piece.name != "getitem" or piece["index"] != e:
         return False

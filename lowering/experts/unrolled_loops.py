@@ -21,7 +21,7 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_iteration
-from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, operator_name, read_call, target_name
 from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
@@ -91,7 +91,6 @@ class Unrolled:
             self.stacked[0].prepend(node)
         for node in self.stacked:
             node.args = (index, *node.args[1:])
-
 
     def draw_elsewhere(self) -> None:
         """The layer draws the iterations' random numbers now."""
@@ -186,7 +185,7 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
     chains: dict[Any, list[fx.Node]] = {}
     found: list[list[fx.Node]] = []
     for node in graph.nodes:
-        if not (may_add(node.target) or is_branch(node)):
+        if not (is_branch(node) or operator_name(node.target) in SUMS):
             continue
         place = place_of(node)
         if place is None or (place.inner.target in SETS and added_rows(place.inner) is None):
@@ -203,12 +202,6 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
         elif (result := result_of(place)) is not None:
             chains[result, line] = chain
     return [chain for chain in found if 2 <= len(chain) <= MOST]
-
-
-def may_add(target: Any) -> bool:
-    """Whether an operator of this spelling may accumulate; cheap."""
-    op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
-    return op is not None and op.name in SUMS
 
 
 def chased(node: fx.Node) -> fx.Node:
@@ -530,14 +523,7 @@ def holds_values(value: Any) -> bool:
 
 def is_known(node: fx.Node) -> bool:
     """Whether the node is there for its value only (an operator that the proof does not know stops it later)."""
-    return is_pure(node) or adds_to_rows(node) or is_plain(node) or makes_new(node)
-
-
-def is_plain(node: fx.Node) -> bool:
-    """Python's arithmetic on sizes."""
-    return node.op == "call_function" and not isinstance(value_of(node), torch.Tensor) and getattr(
-        node.target, "__module__", ""
-    ) in ("_operator", "math")
+    return is_pure(node) or adds_to_rows(node) or is_size(node) or makes_new(node)
 
 
 def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Unrolled:

@@ -17,7 +17,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import scatter_into
-from moebius.lowering.experts.layout import indexed
+from moebius.lowering.experts.views import indexed
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import apply, same_shape, shape_of, tensor_of

@@ -24,6 +24,7 @@ from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "and", "logical_not"})
 KEEPS = frozenset({"cast", "contiguous", "clone", "neg", "detach"})  # what is 0 (or false) stays so
+FILLED = {"zeros": 0, "ones": 1}
 LOGARITHMS = frozenset({torch.log_softmax, functional.log_softmax, "log_softmax"})
 
 
@@ -185,13 +186,14 @@ def scatter_into(
     call = read_call(made) if made is not None else None
     if call is None or call.name != name or (writers and call["input"] is not gates):
         return None
-    if not isinstance(call["input"], fx.Node) or not holds(base, call["input"]):
+    if not isinstance(call["input"], fx.Node) or number_of(call["input"]) != base:
         return None
     return call if storage.writer_between(call["input"], call.node) is None else None
 
 
-def holds(number: float, node: fx.Node) -> bool:
-    """Whether the tensor was made of this number."""
-    call = read_call(node)
-    zeros = call is not None and call.name == "zeros" and number == 0
-    return zeros or (call is not None and call.name == "full" and call["fill_value"] == number)
+def number_of(value: Any) -> Any:
+    """The number that a value is, or that a tensor was made of; else None."""
+    call = read_call(value)
+    if call is None:
+        return value if type(value) in (int, float, bool) else None
+    return FILLED[call.name] if call.name in FILLED else number_of(call.args.get("fill_value"))

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import collected_spellings  # noqa: F401 (adds to MODULES)
+import gathered_spellings  # noqa: F401 (adds to MODULES)
 from module_layers import Layer
 from module_spellings import MODULES
 from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, SPELLINGS, D, E, N, T

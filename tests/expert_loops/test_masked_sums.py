@@ -222,7 +222,7 @@ def test_not_lowered(function):
         (dense, "holds_for_chosen", those_that_did_not_choose),
         (masked, "is_zero", ones_elsewhere),
         (masked, "is_zero", zeros_that_were_written),
-        (masked, "same_node", of_another_gate),
+        (masked, "same_reading", of_another_gate),
         (dense, "named_once", twice_the_same_expert),
     ],
 )

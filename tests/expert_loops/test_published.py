@@ -10,7 +10,7 @@ from published_spellings import placed
 from spellings import D, E
 from torch.nn.functional import dropout, gelu, linear, relu
 
-from moebius.lowering.experts import flat_rows, layout, reader, rewrite
+from moebius.lowering.experts import flat_rows, reader, rewrite, views
 
 
 def by_argmax(x, moe, *, index=None, mask_of=None, slot_of=None, rows_of=None):
@@ -180,7 +180,7 @@ def test_all_on_the_same_rows():
     ("name", "off"),
     [
         ("added_in_place", lambda patch: patch.setattr(rewrite, "write_out_of_place", lambda work: None)),
-        ("einsum_with_dots", lambda patch: patch.setattr(layout, "named_axes", lambda *args: None)),
+        ("einsum_with_dots", lambda patch: patch.setattr(views, "named_axes", lambda *args: None)),
         ("soft_slots", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
         ("chunks_of_places", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
         ("slots_by_argmax", lambda patch: patch.setitem(reader.RULES, "argmax", [])),
