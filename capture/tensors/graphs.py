@@ -36,7 +36,7 @@ class Graph(fx.Graph):
     ``-1 ** n``, which Python reads as ``-(1 ** n)``. A function's name has no precedence."""
 
     def create_node(self, op: str, target: Any, args: Any = None, *rest: Any, **more: Any) -> fx.Node:
-        if target is operator.pow and args and not isinstance(args[0], fx.Node):
+        if target is operator.pow and args and not is_kind(args[0], fx.Node):
             target = pow if type(args[0]) in (int, float, complex) and repr(args[0]).startswith("-") else target
         return super().create_node(op, target, args, *rest, **more)
 
