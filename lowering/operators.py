@@ -342,7 +342,7 @@ declare(
     ["div", "divide", "true_divide"],
     inplace=["div_", operator.itruediv],
 )
-declare("pow", "input, exponent", [torch.pow, operator.pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
+declare("pow", "input, exponent", [torch.pow, operator.pow, pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
 declare(
     "floor_divide", "input, other", [torch.floor_divide, operator.floordiv], ["floor_divide", "__floordiv__"],
     inplace=["floor_divide_", operator.ifloordiv],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import operator
 import types
 from collections.abc import Callable, Set
@@ -53,7 +54,19 @@ WITH_SIZES = frozenset((bool, int, float, complex, *SYMBOLIC))
 FLOATS = frozenset((float, torch.SymFloat))
 NUMBERS_AND_SIZES = NUMPY_NUMBERS | WITH_SIZES | {Number}
 NOT_NUMBERS = frozenset((str, type(None)))
-NEVER_SYMBOLIC = frozenset(("<<", ">>", "<<=", ">>="))  # sympy's is not Python's
+NEVER_SYMBOLIC = frozenset(("<<", ">>"))  # sympy's is not Python's
+
+
+def is_unknown_to_sympy(op: str, left: Any, right: Any) -> bool:
+    """Whether sympy, or torch's ranges, would not say of these operands what Python's arithmetic does."""
+    numbers = [v for v in (left, right) if type(v) in (int, bool, float)]
+    if {type(left), type(right)}.isdisjoint(FLOATS):
+        return op == "**" and numbers == [left] and left < 0  # its range has no bounds
+    if op == "%" or not all(map(math.isfinite, numbers)):
+        return True
+    return 0 in numbers and op != "+" and not (op == "-" and type(left) in SYMBOLIC)  # the sign of a zero
+
+
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 TRUE = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)  # always, in C
@@ -123,7 +136,7 @@ class Operators(Parts):
             kinds = {left_kind, right_kind}
             name = op.removesuffix("=")
             if kinds <= WITH_SIZES and name in numbers.OPERATIONS:
-                if complex in kinds or op in NEVER_SYMBOLIC or (op[0] == "%" and kinds & FLOATS):
+                if complex in kinds or name in NEVER_SYMBOLIC or is_unknown_to_sympy(name, left, right):
                     return self.numbers.apply(numbers.OPERATIONS[name], left, right)
             if torch.SymBool in kinds and not (left_kind is right_kind and op in ("&", "|")):
                 return self.binary(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))

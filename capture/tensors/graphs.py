@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +31,21 @@ DTYPES_OF_TYPES: dict[Any, torch.dtype] = {
 }
 
 
+class Graph(fx.Graph):
+    """An fx graph whose code means what its nodes say: fx writes a power as ``{} ** {}``, and of a base of -1 as
+    ``-1 ** n``, which Python reads as ``-(1 ** n)``. A function's name has no precedence."""
+
+    def create_node(self, op: str, target: Any, args: Any = None, *rest: Any, **more: Any) -> fx.Node:
+        if target is operator.pow and args and not is_kind(args[0], fx.Node):
+            target = pow if type(args[0]) in (int, float, complex) and repr(args[0]).startswith("-") else target
+        return super().create_node(op, target, args, *rest, **more)
+
+
 class GraphScope:
     """One fx graph being written. An inner scope lifts what it uses of the outer one into placeholders of its own."""
 
     def __init__(self, parent: GraphScope | None = None):
-        self.graph = fx.Graph()
+        self.graph = Graph()
         self.parent = parent
         self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
         self.lifted: dict[fx.Node, fx.Node] = {}

@@ -300,11 +300,11 @@ def equal_where(a: Any, b: Any, condition: Any, truth: bool) -> bool:
 def constant_of(value: Any) -> Any:
     """The Python number that a symbolic scalar is certain to equal, or None."""
     expr = expression(value)
+    if type(value) is torch.SymFloat:  # (sympy's 0 and infinity are no Floats)
+        return float(expr) if expr.is_number else None
     if expr.is_Integer:
         return int(expr)
-    if expr in (sympy.true, sympy.false):
-        return bool(expr)
-    return float(expr) if expr.is_Float else None
+    return bool(expr) if expr in (sympy.true, sympy.false) else None
 
 
 def switches() -> dict[str, Any]:
