@@ -475,8 +475,8 @@ class Captured:
             served = self.entry.hits - segment.hits_before >= RARE
             goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
-                hint = hint_of(fact, args, kwargs)
-                tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs))
+                hint, facts = hint_of(fact, args, kwargs), segment.guards.facts
+                tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs, facts))
             if goes:
                 self.forget(segment)
             open_numbers(self.assumptions, segment.guards, args, kwargs)

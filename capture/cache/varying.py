@@ -7,7 +7,7 @@ import re
 import types
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
 OFTEN = 6
 GROWING = 4  # the same for a container that held something else in each call
 LONGER = 2  # the same for a list that holds what it held and more: a log
-COMPUTED = 2  # the same for what a graph break left, where something is known to vary
+LEFT = 3  # the same for what a graph break left: Python has computed it
+COMPUTED = 2  # the same where something is known to vary, and for a container of tensors that are others, or none
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
 ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
 INDEX = re.compile(r"\[\d+\]")
-STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
+STACK = ("L['m_stack", "next(L['m_stack")  # how the rest of a frame names what stood on its stack, iterators too
 SHOWN = 3  # values in the message
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 FROM_NOW_ON = "from now on the graph ends where its value is needed"
+ITEMS = ("list_item", "tuple_item")
+OF_TENSORS = ("same", "type", "tensor")
 Change = tuple[str, Any, bool]  # a place, what it holds now, and whether there are few ways
 
 
@@ -51,7 +54,7 @@ class Varying:
     """Of one captured callable."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str, int]] = Counter()
+        self.counts: Counter[tuple[str, str, int]] = Counter()  # items of one list are one place
         self.values: dict[str, deque[str]] = {}
         self.rounds = 0  # of ``leave_open``
 
@@ -59,8 +62,8 @@ class Varying:
         """All places that have varied a few times, items of lists counted as one, are no longer taken for constants:
         the function was captured again so often that it would run natively. Returns what ``learn`` does."""
         families: Counter[str] = Counter()
-        for (place, _, _), count in self.counts.items():
-            families[family(place)] += count
+        for (places, _, _), count in self.counts.items():
+            families[places] += count
         told = []
         for place, values in self.values.items():
             if families[family(place)] >= FAMILIAR and place not in assumptions.varying:
@@ -73,25 +76,35 @@ class Varying:
         return f"{', '.join(told[:SHOWN])}{more} changed again and again; {FROM_NOW_ON}; {hint}"
 
     def learn(
-        self, assumptions: Assumptions, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any]
-    ) -> str:
-        """Note why a capture did not fit. served: whether it had served often before. Returns, in words, which value
-        is no longer taken for a constant; "" for none. (Of a log that grows nobody is told: it reads as a break.)"""
+        self, assumptions: Assumptions, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any],
+        facts: Sequence[Fact] = (),
+    ) -> str:  # fmt: skip
+        """Note why a capture did not fit. served: whether it had served often before. facts: what the capture had
+        guarded. Returns, in words, which value is no longer taken for a constant; "" for none. (Of a log that grows
+        nobody is told: it reads as a break.)
+
+        Items of one list are one place: where six captures met other items each, no item is a constant any more."""
         record, told = fact.record, ""
+        counted: set[str] = set()
         for place, now, few in changes(fact, args, kwargs):
             values, shown = self.values.setdefault(place, deque(maxlen=SHOWN)), describe_object(now)
             few = few or (isinstance(now, int | float | str) and shown in values)  # to and fro between some
             values.append(shown)
-            key = (place, record.file, record.line)
-            self.counts[key] += 1
+            alike = family(place)
+            key = (alike, record.file, record.line)
+            self.counts[key] += alike not in counted  # (a relation may be about several items)
+            counted.add(alike)
             limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
-            if place.startswith(STACK) and assumptions.varying:
+            if place.startswith(STACK):
+                limit = min(limit, COMPUTED if assumptions.varying else LEFT)
+            if fact.check[0] in OF_TENSORS:
                 limit = COMPUTED
             limit = FEW_WAYS if served or few or isinstance(now, FEW) else limit
             if self.counts[key] < limit or place in assumptions.varying:
                 continue
             found = f"{', '.join(values)} in the last calls"
-            assumptions.varying[place] = found, hint
+            for one in (place, *(other for other in places_in(facts) if other != place and family(other) == alike)):
+                assumptions.varying.setdefault(one, (found, hint))
             if type(now) not in CONTAINERS:
                 name = "what a graph break left" if place.startswith(STACK) else place
                 told = told or f"{name} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"
@@ -115,6 +128,15 @@ def family(place: str) -> str:
     return INDEX.sub("[]", place)
 
 
+def places_in(facts: Sequence[Fact]) -> Iterator[str]:
+    """Names of places that facts are about."""
+    for fact in facts:
+        if fact.check[0] == "python":
+            yield from (source.name for source, _ in numbers_of(fact.check[1]))
+        elif fact.source is not None:
+            yield fact.source.name
+
+
 def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]:
     """The places that a failed guard looks at, where what they hold may be left open."""
     kind, *rest = fact.check
@@ -129,9 +151,12 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
     elif kind == "python" and (numbers := numbers_of(rest[0])):
         for source, few in numbers:
             yield source.name, now_at(source, fact, args, kwargs), few
+    elif fact.source is not None and (kind == "same" or is_or_was_tensor(fact, args, kwargs)):
+        for container in containers_of(fact.source):
+            yield container.name, now_at(container, fact, args, kwargs), False
     elif fact.source is not None and kind in ("equal", "is", "contents", "length", "keys", "python"):
         source = outer(fact.source)
-        if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and source.operation == "list_item":
+        if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and source.operation in ITEMS:
             source = source.parent  # which predictions were right
         yield from a_value(source.name, now_at(source, fact, args, kwargs))
 
@@ -150,6 +175,23 @@ def numbers_of(check: Any) -> list[tuple[Source, bool]]:
         few = not isinstance(check, Unchanged) or type(check.expected) is bool
         return [(source, few) for source in check.sources]
     return [(source, not settled) for source, settled in getattr(check, "numbers", ())]
+
+
+def containers_of(source: Source) -> Iterator[Source]:
+    """The lists and tuples that a tensor is an item of, innermost first: which tensor stands where is nothing that can
+    be left open, what holds them can."""
+    while isinstance(source, Part) and source.operation in ITEMS:
+        source = source.parent
+        yield source
+
+
+def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor stands where there was none, or the other way round: the ends of episodes in a batch."""
+    if fact.source is None or fact.check[0] not in OF_TENSORS:
+        return False
+    then = torch.Tensor if fact.check[0] == "tensor" else fact.check[2]
+    now = type(now_at(fact.source, fact, args, kwargs))
+    return now is not then and (issubclass(now, torch.Tensor) or issubclass(then, torch.Tensor))
 
 
 def of_class(cls: type, entries: dict[str, Any]) -> Iterator[Change]:

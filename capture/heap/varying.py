@@ -136,11 +136,18 @@ class VaryingPlaces(Store):
 
     def refuse_if_growing(self, record: Record, what: str, in_each_iteration: str = "") -> None:
         if self.is_growing(record):
-            kind = type(record.obj).__name__
-            self.tell(record.source.name)
-            raise Break(
-                "container that changes from call to call",
-                f"{record.source.name} is {what}, and the {kind} held something else in each call",
-                "read it outside of the step: append() alone reads nothing",
-                in_each_iteration,
-            )
+            self.refuse_container(record.source.name, type(record.obj), what, in_each_iteration)
+
+    def refuse_walk(self, name: str, kind: type) -> None:
+        """The same where an iterator from before goes through what is another in each call. name: of what is ahead."""
+        if name in self.varying:
+            self.refuse_container(name, kind, "gone through", IN_EACH_TURN)
+
+    def refuse_container(self, name: str, kind: type, what: str, in_each_iteration: str) -> NoReturn:
+        self.tell(name)
+        raise Break(
+            "container that changes from call to call",
+            f"{name} is {what}, and the {kind.__name__} held something else in each call",
+            "read it outside of the step: append() alone reads nothing",
+            in_each_iteration,
+        )

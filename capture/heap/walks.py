@@ -122,6 +122,7 @@ class Walks:
         source = self.objects.need(iterator).source
         ahead = Ahead()
         place = Part(f"next({source.name})", source, "python", ahead)
+        self.objects.refuse_walk(place.name, type(iterator))
         self.guards.check("type", place, tuple, text="is as far as it was")
         walk = self.open[id(iterator)] = Walk(iterator, place, ahead, rest)
         self.objects.before_effects.append(walk.advance)

@@ -82,6 +82,7 @@ class InferenceModes:
     def leave(self, mode: InferenceMode, *exc: Any) -> None:
         if self.open is not mode:
             raise Break("object made in C", "torch._C._InferenceMode", HINT)
+        self.failed |= bool(exc) and exc[0] is not None  # (where that ends the trace, its graph ends inside)
         self.restore()
         self.mark(end_inference)
         self.refuse_writes()

@@ -52,7 +52,7 @@ def never_written(node: Any) -> bool:
     root = chosen_from(node)
     while True:
         value = node.meta["val"]
-        if value.is_inference() or torch_private.version_of(value):  # in inference mode nobody counts
+        if torch_private.version_of(value):
             return False
         if node is root:
             return True

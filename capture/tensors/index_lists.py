@@ -1,4 +1,5 @@
-"""``token.tolist()`` that is there to index with: ``x[None, token_list]``, as some libraries write it.
+"""``token.tolist()`` that is there to index with, ``x[None, token_list]``, as some libraries write it, or to make a
+tensor of: ``pack_padded_sequence(x, lengths.tolist())``.
 
 An ``IndexList`` stands for the list. torch takes a list of ints for the tensor of these, so as an index it is the
 tensor, a copy from where ``tolist()`` was called. What else a program does with it is a graph break.
@@ -30,6 +31,12 @@ class IndexList(SymbolicObject):
 
     def length(self) -> Any:
         return self.proxy.fake.shape[0]
+
+    def place(self, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> tuple[Any, torch.dtype]:
+        """Where ``torch.tensor`` and ``torch.as_tensor`` put what they make of the list, and its dtype."""
+        if requires_grad:
+            self.refuse("a tensor with a gradient")
+        return torch.get_default_device() if device is None else device, dtype or torch.int64
 
     def expression(self, emitter: Any) -> str:
         return f"{emitter.value(self.proxy)}.tolist()"

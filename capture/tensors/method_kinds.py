@@ -52,7 +52,9 @@ OTHER_KIND = frozenset(
     {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_as_", "as_strided_", "detach_"}
 )
 # Operators that take the numbers in tensors and make as many of them.
-MADE_OF_BOUNDS = frozenset({torch.arange, torch.nn.functional.one_hot})
+MADE_OF_BOUNDS = frozenset(
+    {torch.arange, torch.nn.functional.one_hot, torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn}
+)
 # Functions that make a tensor of Python's numbers, whose values decide nothing else.
 MADE_OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.

@@ -50,6 +50,7 @@ from .fakes import (
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
+from .index_lists import IndexList
 from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
 from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
@@ -218,6 +219,8 @@ class TensorOperations:
 
     def function(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """``function(*args, **kwargs)`` as a node."""
+        if function in MADE_OF_NUMBERS and args and type(args[0]) is IndexList and "pin_memory" not in kwargs:
+            return self.method(args[0].proxy, "to", args[0].place(*args[1:], **kwargs), {"copy": True})
         if function in MADE_OF_BOUNDS:
             args, kwargs = tuple(map(self.bound, args)), {name: self.bound(value) for name, value in kwargs.items()}
         return self.run("call_function", function, function, args, kwargs)
@@ -269,6 +272,8 @@ class TensorOperations:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
         if (known := number_of(proxy.node)) is not None:
             return known
+        if (known := packed.sequences_of(proxy.node)) is not None:
+            return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
@@ -293,7 +298,7 @@ class TensorOperations:
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
             result = self.on_fakes(like_ctc_loss, args, kwargs)
         elif function in packed.OPERATORS:
-            result = self.on_fakes(packed.like_packed, args, kwargs)
+            result = self.on_fakes(packed.OPERATORS[function], args, kwargs)
         elif recurrent.has_open_sizes(function, args, kwargs):
             result = self.on_fakes(recurrent.like_recurrent, args, {})
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)

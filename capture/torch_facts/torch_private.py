@@ -84,6 +84,7 @@ variable_functions = torch._C._VariableFunctions
 OPERATOR_KINDS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)  # what a dispatch mode is shown
 operator_text = torch._ops.OpOverload.__str__  # (it asks a C object, of which nobody knows what it does)
 PACK_PADDED = torch._VF._pack_padded_sequence
+PAD_PACKED = torch._VF._pad_packed_sequence
 OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # what torch.ops.x.y and its overloads are
 LEGACY_TYPE = type(torch.FloatTensor)  # the metaclass of torch's old tensor types, whose isinstance() asks the dtype
 # torch.ops, torch.ops.x and torch.ops.x.y find what is asked of them when it is first asked, and keep it.
@@ -187,9 +188,12 @@ def forget_source(name: str) -> None:
     fx_sources.eval_cache.pop(name, None)
 
 
-def version_of(value: Any) -> int:
-    """How often the tensor's memory was written to in place."""
-    return value._version if isinstance(value, torch.Tensor) else 0
+def version_of(value: Any) -> Any:
+    """How often a tensor was written to in place. Of a tensor of inference mode nobody counts: NaN, a new one, which
+    is unlike any number and unlike itself, so that it has changed for all who compare."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return float("nan") if value.is_inference() else value._version
 
 
 def state_maker(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

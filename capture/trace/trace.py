@@ -504,7 +504,7 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
 
 def trace(request: Request, assumptions: Assumptions) -> Trace:
     """Capture as much of the call as one graph can hold."""
-    attempt = traced(request, assumptions)
+    attempt = speculating(traced(request, assumptions), assumptions)
     while (asker := attempt.asker()) is not None:
         other = traced(request, replace(assumptions, compiling_for=attempt.assumptions.compiling_for | {asker}))
         attempt, better = better_of(attempt, other)

@@ -10,7 +10,7 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.operators import read_call
 
-from ..torch_facts.torch_private import version_of
+from ..torch_facts.torch_private import is_certain, version_of
 
 WIDE = (torch.int64, torch.int32)  # dtypes in which the number of an expert stays what it is
 SAME_NUMBERS = frozenset({"flatten", "reshape", "clone", "contiguous", "squeeze", "unsqueeze", "cast"})
@@ -19,17 +19,16 @@ EXPERT = "expert"  # in a node's meta: the number that its only element is
 
 def unwritten(node: fx.Node) -> bool:
     values = node.meta["val"]
-    try:
-        return not any(version_of(value) for value in (values if is_kind(values, tuple | list) else (values,)))
-    except RuntimeError:  # of inference mode: nobody counts
-        return False
+    return not any(map(version_of, values if is_kind(values, tuple | list) else (values,)))
 
 
 def number_of(node: Any) -> int | None:
     """The number of an expert that a tensor of one element certainly holds."""
     while is_kind(node, fx.Node):
         value = node.meta.get("val")
-        if not is_kind(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
+        if not is_kind(value, torch.Tensor) or value.dtype not in WIDE:
+            return None
+        if not all(is_certain(size == 1) for size in value.shape):
             return None
         if not unwritten(node):
             return None

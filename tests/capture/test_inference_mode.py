@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -153,7 +155,36 @@ def kept(x):
     return y, mode.mode
 
 
-EVERY = [*ONE_GRAPH, a_break_inside, nested, off, said, left_by_an_exception, buffer_changed, used_by_autograd]
+def raises_out(x):
+    with torch.inference_mode():
+        y = x * 2
+        raise ValueError(len(y))
+
+
+@functools.lru_cache
+def words(text, count):
+    return text.split(), count
+
+
+def cached_inside(x):
+    """A cached function asks whether the step has written to what it reads: in the mode nobody counts writes."""
+    with torch.inference_mode():
+        y = LINEAR(x * 2)
+        y.add_(1)
+        z = y * words("a b", 2)[1]
+    return z, z.clone() * 2
+
+
+def then_raises(x):
+    """The graph ends where the exception began, in the mode."""
+    with torch.inference_mode():
+        y = x * 2
+        y = y + len(words(y, 2))  # a tensor has no split()
+    return y
+
+
+EVERY = [*ONE_GRAPH, raises_out, cached_inside, then_raises]
+EVERY += [a_break_inside, nested, off, said, left_by_an_exception, buffer_changed, used_by_autograd]
 EVERY += [fails_inside, kept, view_of_an_argument_changed]
 
 
