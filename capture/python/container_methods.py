@@ -59,7 +59,7 @@ ROWS = {
     "__sub__": "set:",
 }
 # Those that compare or print items, by kind; the others only move them about.
-COMPARING = {list: ("index", "count", "remove", "sort"), tuple: ("index", "count")}
+COMPARING: dict[type, tuple[str, ...]] = {list: ("index", "count", "remove", "sort"), tuple: ("index", "count")}
 
 
 def that(what: str) -> frozenset[str]:
