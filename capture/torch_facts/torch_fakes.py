@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .torch_pointwise import Fakes
 from .torch_private import ON_FAKES, PASSED_OVER, is_symbolic, owns_storage, tree_leaves
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
@@ -76,7 +77,7 @@ class FakeWorld:
         self.shape_env = ShapeEnv(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
-        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
+        self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
 
@@ -138,9 +139,6 @@ class FakeWorld:
             for leaf in tree_leaves((args, kwargs))
         )
         backward = function is torch.autograd.grad and bool(self.shape_env.var_to_range)  # of operators with symbols
-        # torch keeps what an operator gives, by its inputs; with symbols, which differ each time, keeping costs more
-        # than it saves (a quarter of the first call of an expert loop)
-        self.mode.cache_enabled = not (symbols or backward)
         if not backward and not (symbols and getattr(function, "__name__", "") in CONCRETE_IN_C):
             with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)

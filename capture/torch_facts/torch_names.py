@@ -1,9 +1,9 @@
 """The private names of torch's that moebius uses, and what for. Each exists in every torch of ``versions.TORCHES``, but
 for those of EXISTS_IN and ONLY_SOME.
 
-They are used in torch_private.py, torch_fakes.py, torch_sizes.py, torch_warnings.py of this room and in two
-torch_private.py of lowering. What another torch lacks is answered there, by asking whether it is there. Held to by
-tests/cli/test_torch_names.py.
+They are used in torch_private.py, torch_fakes.py, torch_pointwise.py, torch_sizes.py, torch_warnings.py of this room and
+in two torch_private.py of lowering. What another torch lacks is answered there, by asking whether it is there. Held to
+by tests/cli/test_torch_names.py.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ NAMES = {
     "torch._subclasses.fake_tensor.FakeTensor": "tensors without data",
     "torch._subclasses.fake_tensor.FakeTensor._has_symbolic_sizes_strides": "whether sizes are symbolic",
     "torch._subclasses.fake_tensor.FakeTensorMode": "tensors without data",
+    "torch._subclasses.fake_tensor.FakeTensorMode.dispatch": "runs an operator on fakes",
     "torch._subclasses.fake_tensor.FakeTensorMode.cache_clear": "what torch remembers of fakes",
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": "an operator has no form for fakes",
     "torch.nn.parameter._ParameterMeta": "asks fakes for ``_is_param``: whether they are parameters",

@@ -1,0 +1,133 @@
+"""Fake operators on rows of unknown number: torch is asked once for each kind of them.
+
+An expert's rows are as many as the data says. torch's cache of fake operators finds nothing where sizes are symbols that
+are new each time, and torch computes such a result in Python: half a millisecond for a product of two tensors, of which
+a loop over experts has thousands.
+
+Contract
+    Asked of:   an operator that torch itself calls element by element, and conversions of dtype.
+    Takes:      dense tensors, of which only the first size is a symbol. One has the result's sizes; the others have the
+                same ones, or 1, or none, at each place from the right. Numbers beside them.
+    Gives:      what torch's fake operator gave for operands of the same dtypes, devices, places of size 1 and kinds of
+                numbers, with these sizes. Only what once looked like the first operand is repeated; anything else is
+                torch's to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+CONVERSIONS = {torch.ops.aten._to_copy.default}
+OPTIONS = (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Fakes(FakeTensorMode):
+    """torch's FakeTensorMode, which asks torch once for each kind of an operator on rows of unknown number."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.dtypes: dict[Hashable, torch.dtype | None] = {}  # kind -> its result's; None: it looks otherwise
+        self.repeated = 0
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.cache_enabled = not has_symbols((*args, *kwargs.values()))
+        if self.cache_enabled or self.in_kernel_invocation or not is_pointwise(func):
+            return super().dispatch(func, types, args, kwargs)
+        like = broadest([each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)])
+        kind = kind_of(func, args, kwargs) if like is not None else None
+        if like is None or kind is None:
+            return super().dispatch(func, types, args, kwargs)
+        if (dtype := self.dtypes.get(kind)) is not None:
+            self.repeated += 1
+            meta = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+            return FakeTensor(self, meta, like.device)
+        found = super().dispatch(func, types, args, kwargs)
+        if kind not in self.dtypes:
+            alike = type(found) is FakeTensor and found.device == like.device and found.layout is torch.strided
+            alike = alike and sizes(found) == sizes(like) and found.stride() == like.stride()
+            self.dtypes[kind] = found.dtype if alike else None
+        return found
+
+
+def has_symbols(values: Iterable[Any]) -> bool:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value._has_symbolic_sizes_strides:
+                return True
+        elif isinstance(value, SYMBOLS) or (isinstance(value, list | tuple) and has_symbols(value)):
+            return True
+    return False
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether an operator is a function of each element alone that makes one new tensor."""
+    known = POINTWISE.get(func)
+    if known is None:
+        schema = getattr(func, "_schema", None)
+        one = schema is not None and len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
+        tagged = func in CONVERSIONS or torch.Tag.pointwise in getattr(func, "tags", ())
+        new = one and not any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+        known = POINTWISE[func] = one and tagged and new
+    return known
+
+
+POINTWISE: dict[Any, bool] = {}
+
+
+def sizes(tensor: torch.Tensor) -> list[Any]:
+    """Symbols as their expressions: whether two are equal is not asked, which would be an assumption."""
+    return [size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+
+
+def broadest(operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The operand that has the sizes of a result, where all are dense and meet in it."""
+    if not all(map(is_dense, operands)):
+        return None
+    like = max(operands, key=lambda each: (each.dim(), isinstance(each.shape[0], torch.SymInt)), default=None)
+    if like is None or not isinstance(like.shape[0], torch.SymInt):
+        return None
+    whole = sizes(like)
+    for each in operands:
+        mine = sizes(each)
+        if any(size not in (1, size_of_all) for size, size_of_all in zip(reversed(mine), reversed(whole), strict=False)):
+            return None
+    return like
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its rows follow each other, of which no size is a symbol or 0."""
+    plain = type(tensor) is FakeTensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    if not plain or tensor.dim() == 0:  # (the dtype of a tensor without axes counts less than that of a number)
+        return False
+    dense = 1
+    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()), strict=False):
+        if type(size) is not int or type(stride) is not int or size == 0 or stride != dense:
+            return False
+        dense *= size
+    first, stride = tensor.shape[0], tensor.stride(0)
+    return type(stride) is int and stride == dense and (isinstance(first, torch.SymInt) or first > 0)
+
+
+def kind_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What the result's dtype and layout depend on: the operands' dtypes, devices and places of size 1, the types of
+    numbers, and all other options."""
+    kind: list[Hashable] = [func]
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if type(value) is FakeTensor:
+            ones = tuple(type(size) is int and size == 1 for size in value.shape)
+            kind.append((name, value.dtype, value.device, ones))
+        elif isinstance(value, SYMBOLS) or type(value) in (int, float, complex):
+            kind.append((name, type(value)))
+        elif value is None or isinstance(value, OPTIONS):
+            kind.append((name, type(value), value))
+        else:
+            return None
+    return tuple(kind)
