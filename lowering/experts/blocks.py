@@ -404,8 +404,12 @@ def is_calm(node: fx.Node) -> bool:
 
 def inside(down: fx.Node, rows_of: RowsOf = expert_rows) -> set[fx.Node]:
     """The nodes from the rows (not these) to the down-projection, weights' views included as far as they are views."""
-    outside = {*(rows_of(down) or ()), *down.graph.find_nodes(op="placeholder")}
-    found = computed_of([down], lambda node: [one for one in node.all_input_nodes if one not in outside])
+    rows = set(rows_of(down) or ())
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        return [one for one in node.all_input_nodes if one.op != "placeholder" and one not in rows]
+
+    found = computed_of([down], onwards)
     if len(found) > 200:
         raise NoExperts("too much is between the rows and the product", down)
     return found
