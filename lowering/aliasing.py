@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -292,6 +292,11 @@ class Storage:
             if node < writer < end and any(self.share(node, target) for target in targets):
                 return writer
         return None
+
+
+    def writer_into(self, nodes: Iterable[fx.Node], end: fx.Node) -> fx.Node | None:
+        """The same of several nodes."""
+        return next((found for node in nodes if (found := self.writer_between(node, end)) is not None), None)
 
 
 def picks_rows(index: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -472,6 +472,13 @@ def operator_name(target: Any) -> str | None:
     """The operator that calls of this function or method are, where they are read; cheap."""
     op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
     return None if op is None else op.name
+
+
+def behind(node: Any, passes: Callable[[Call], Any]) -> Any:
+    """The tensor that a node is made of by calls that pass, one after another, of their first argument."""
+    while (call := read_call(node)) is not None and isinstance(call.args.get("input"), fx.Node) and passes(call):
+        node = call["input"]
+    return node
 
 
 def is_pure(node: fx.Node) -> bool:

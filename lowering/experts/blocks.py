@@ -126,7 +126,6 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
 def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that gradients may come back to: what leads to a result, a backward or an effect, past no detach() and
     while gradients are recorded."""
-    found: set[fx.Node] = set()
     recorded, unrecorded = True, set()
     for node in graph.nodes:
         call = read_call(node)
@@ -134,13 +133,8 @@ def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
             recorded = call["mode"] is not False
         elif not recorded or (call is not None and call.name == "detach"):
             unrecorded.add(node)
-    pending = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += [argument for argument in node.all_input_nodes if argument not in unrecorded]
-    return found
+    ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
+    return computed_of(ends, lambda node: [one for one in node.all_input_nodes if one not in unrecorded])
 
 
 def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:
@@ -149,11 +143,9 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
     run: list[fx.Node] = []
     source: fx.Node | None = None
     tainted: set[fx.Node] = set()
-    sources = {node: source_of(rows[0]) for node, rows in downs.items()}
-    ups = set().union(*(inside(node) for node, own in sources.items() if own is not None))
     for node in graph.nodes:
-        own = sources.get(node)
-        if node in downs and not (own is None and node in ups):  # (slots that a product has mixed are rows too)
+        if node in downs:
+            own = source_of(downs[node][0])
             if any(rows in tainted for rows in downs[node]) or own is None or own is not source:
                 found.append(run)
                 run, tainted, source = [], set(), own
@@ -177,11 +169,12 @@ class Order:
     A sum that iterations add to, or a tensor whose rows they write, is no such use; nor is Python's arithmetic on
     sizes. Iteration e ends somewhere between its projection and the next one. So a value that was made after projection
     e and is used after projection e + 2 has passed through iterations; and everything made of two projections' results
-    has, up to the last projection, behind which it may be what stands after the loop.
+    has, up to the last projection, behind which it may be what stands after the loop. until: a node that other
+    iterations begin with, up to which nothing stands after the loop.
     """
 
-    def __init__(self, graph: fx.Graph, downs: list[fx.Node], storage: Storage):
-        self.storage, self.last = storage, len(downs) - 1
+    def __init__(self, graph: fx.Graph, downs: list[fx.Node], storage: Storage, until: fx.Node | None = None):
+        self.storage, self.last = storage, len(downs) - (until is None)
         self.iteration = {node: e for e, node in enumerate(downs)}
         self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
         self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
@@ -189,6 +182,8 @@ class Order:
         self.writes: list[fx.Node] = []  # which do
         self.now = -1
         for node in graph.nodes:
+            if node is until:
+                break
             if node in self.iteration:
                 if self.oldest(node) < self.now:
                     raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
@@ -299,16 +294,13 @@ class Blocks(Builder):
     def hoist(self, graph: fx.Graph, storage: Storage) -> None:
         """Moves what all rows are made of before the first expert. Raises Differ where that would read other values."""
         first, last = self.downs[0], self.downs[-1]
-        wanted: set[fx.Node] = set()
-        pending = [node for node in self.rows if first < node]
-        while pending:
-            node = pending.pop()
-            if node in wanted or not first < node:
-                continue
+
+        def onwards(node: fx.Node) -> list[fx.Node]:
             if not (is_pure(node) or is_size(node) or is_calm(node)):
                 raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
-            wanted.add(node)
-            pending += node.all_input_nodes
+            return [one for one in node.all_input_nodes if first < one]
+
+        wanted = computed_of([node for node in self.rows if first < node], onwards)
         self.check_written(wanted, storage)
         for node in graph.nodes:
             call = read_call(node) if first < node < last else None
@@ -413,16 +405,13 @@ def is_calm(node: fx.Node) -> bool:
 def inside(down: fx.Node, rows_of: RowsOf = expert_rows) -> set[fx.Node]:
     """The nodes from the rows (not these) to the down-projection, weights' views included as far as they are views."""
     rows = set(rows_of(down) or ())
-    found: set[fx.Node] = set()
-    pending = [down]
-    while pending:
-        node = pending.pop()
-        if node in found or node in rows or node.op == "placeholder":
-            continue
-        found.add(node)
-        pending += [argument for argument in node.all_input_nodes if argument.op != "placeholder"]
-        if len(found) > 200:
-            raise NoExperts("too much is between the rows and the product", down)
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        return [one for one in node.all_input_nodes if one.op != "placeholder" and one not in rows]
+
+    found = computed_of([down], onwards)
+    if len(found) > 200:
+        raise NoExperts("too much is between the rows and the product", down)
     return found
 
 

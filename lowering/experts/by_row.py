@@ -32,7 +32,7 @@ from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.operators import PRODUCTS, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of, tensor_of
+from moebius.lowering.values import computed_of, shape_of, tensor_of
 
 FLOATS = proof.FLOATS
 # Operators whose result is their argument, where the two have one fact.
@@ -75,27 +75,22 @@ def make_claim(reader: Reader, storage: Storage) -> ByRow:
     known(total.rows, "row by row", total.node)
     rows, factor = added_rows(total.node)
     claim = ByRow(reader=reader, sum=total, storage=storage, weights=(), rows=rows, factor=factor)
-    order = {node: i for i, node in enumerate(reader.body.graph.nodes)}
-    pending, seen = [rows], set[fx.Node]()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        before = same_as(reader, node)
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        before, fact = same_as(reader, node), reader.facts[node]
         if before is not None:
-            pending.append(before)
-            continue
-        fact = reader.facts[node]
+            return [before]
         if is_leaf(fact):
             claim.leaves.append(node)
-        elif isinstance(fact, RowFunction | OwnVector | Items):
-            claim.nodes.append(node)
-            pending += node.all_input_nodes
-        else:
+            return []
+        if not isinstance(fact, RowFunction | OwnVector | Items):
             raise Refused("row by row", f"{target_name(node)} is computed of something else than rows", node)
-    claim.leaves.sort(key=order.__getitem__)
-    claim.nodes.sort(key=order.__getitem__)
+        claim.nodes.append(node)
+        return node.all_input_nodes
+
+    computed_of([rows], onwards)
+    claim.leaves.sort()
+    claim.nodes.sort()
     claim.weights = tuple(dict.fromkeys(fact for fact in claim.facts if isinstance(fact, RowWeight)))
     claim.count_experts()
     return claim

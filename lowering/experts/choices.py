@@ -111,9 +111,8 @@ class Choices(Chain):
         graph, last = self.last.graph, self.last
         read = {part for link in self.links for part in (link.condition, link.rows, link.before)}
         read |= {behind for link in self.links for behind in made_of(link.condition)}
-        for node in read:
-            if (writer := storage.writer_between(node, last)) is not None:
-                raise Differ("what is chosen between is changed in place", writer)
+        if (writer := storage.writer_into(read, last)) is not None:
+            raise Differ("what is chosen between is changed in place", writer)
         with graph.inserting_before(last):
             result = add_call(graph, last, torch.zeros_like, self.links[0].rows)
             for link in self.links:

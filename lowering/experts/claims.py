@@ -32,7 +32,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import iterations_limit
-from moebius.lowering.values import describe_where, shape_of, where_of
+from moebius.lowering.values import computed_of, describe_where, shape_of, where_of
 
 
 class Refused(Exception):
@@ -200,16 +200,12 @@ def make_claim(reader: Reader, storage: Storage) -> Fused:
 
 def nodes_after(reader: Reader, after: RowWise) -> list[fx.Node]:
     """The nodes of the body from the base's rows (not these) to ``after``, and what they read, in order."""
-    found: set[fx.Node] = set()
-    pending = [after.node]
-    while pending:
-        node = pending.pop()
-        if node in found or reader.facts.get(node) == after.base:
-            continue
-        found.add(node)
-        if isinstance(reader.facts.get(node), RowFunction | OwnVector):
-            pending += node.all_input_nodes
-    return sorted(found)
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        made = isinstance(reader.facts.get(node), RowFunction | OwnVector)
+        return [one for one in node.all_input_nodes if reader.facts.get(one) != after.base] if made else []
+
+    return sorted(computed_of([after.node], onwards))
 
 
 def known(fact: Fact, step: str, node: fx.Node) -> RowFunction:

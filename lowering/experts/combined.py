@@ -18,6 +18,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.routing import chosen_from, index_root
 from moebius.lowering.experts.views import FULL, equation_of, seen_as
+from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of
@@ -40,8 +41,7 @@ class Combined:
     def writer(self, storage: Storage, end: fx.Node) -> fx.Node | None:
         """What writes into one of these before the sum is made."""
         picked = () if self.index is None else (self.index, index_root(self.index), chosen_from(self.index))
-        writers = (storage.writer_between(node, end) for node in (*self.between, *self.rows, *picked))
-        return next((writer for writer in writers if writer is not None), None)
+        return storage.writer_into((*self.between, *self.rows, *picked), end)
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,7 @@ def summed(node: fx.Node) -> Combined | None:
     call = read_call(node)
     if call is None or call.name != "sum" or call["keepdim"] is not False or call.args.get("dtype") is not None:
         return None
-    dims = call["dim"]
-    dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+    dim = one_of(call["dim"])
     product = read_call(call["input"])
     whole = stack_of(call["input"]) if isinstance(dim, int) and isinstance(call["input"], fx.Node) else None
     if whole is not None and whole.index is None and whole.letters[dim % len(whole.letters)] == "n":

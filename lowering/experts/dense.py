@@ -37,7 +37,7 @@ from moebius.lowering.experts.masked import (
 from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
 from moebius.lowering.experts.views import FULL, column_of
-from moebius.lowering.experts.zeros import Zeros, scatter_into
+from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
@@ -427,7 +427,7 @@ class Sparse:
         made = scatter_into(0.0, gates, self.builder.first, self.storage)
         weight = made["src"] if made is not None else None
         whole = isinstance(weight, fx.Node) and same_shape(shape_of(weight), shape_of(index))
-        if any(self.storage.writer_between(node, self.builder.first) for node in (index_root(index), index)):
+        if self.storage.writer_into((index_root(index), index), self.builder.first):
             raise Differ("what the gates are made of is changed in place before the iterations", column)
         self.check_unwritten(gates, index_root(index))
         experts, bounds = shape_of(gates), index_bounds(index)
@@ -457,7 +457,7 @@ class Sparse:
             return None
         if not value.dtype.is_floating_point or not same_shape(shape_of(mask), shape):
             return None
-        if any(self.storage.writer_between(node, first) for node in (mask, gates)):
+        if self.storage.writer_into((mask, gates), first):
             raise Differ("what the gates are made of is changed in place before the iterations", gates)
         with gates.graph.inserting_before(first):
             ones = add_call(gates.graph, first, torch.ones_like, mask, dtype=torch.int64)
@@ -475,8 +475,7 @@ class Sparse:
         call = read_call(column if vector is None else vector)
         if call is None or call.name != "sum" or call["keepdim"] is not (vector is None) or call.args.get("dtype"):
             return None
-        dims = call["dim"]
-        dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+        dim = one_of(call["dim"])
         if not isinstance(dim, int) or dim not in (-1, 1):
             return None
         product = read_call(call["input"])

@@ -12,6 +12,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
 from moebius.lowering.experts.views import FULL
+from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import ELEMENTWISE, Call, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at
@@ -169,8 +170,7 @@ class Flat:
         if not isinstance(source, fx.Node):
             return None
         if call.name in REDUCTIONS and call["keepdim"] is not lead and call.args.get("dtype") is None:
-            dims = call["dim"][0] if isinstance(call["dim"], tuple | list) and len(call["dim"]) == 1 else call["dim"]
-            return ((self.of(source), -1, not lead), {}) if dims in last else None
+            return ((self.of(source), -1, not lead), {}) if one_of(call["dim"]) in last else None
         if call.name == "unsqueeze" and not lead and call["dim"] in last:
             return (self.of(source, True), 1), {}
         if call.name == "select" and lead and call["dim"] in last and type(call["index"]) is int:

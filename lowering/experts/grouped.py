@@ -70,7 +70,7 @@ def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], ga
         index, counted = one
         own = set().union(*map(storage.family, counted.own))  # (of these it is known who writes into them)
         passed = computed_since_the_choice((ends, index, *counted.through)) - own
-        writer = next(filter(None, (storage.writer_between(one, node) for one in passed)), None)
+        writer = storage.writer_into(passed, node)
         writer = writer or storage.writer_between(ends, graph.output_node())  # backward reads it in plain Python
         if writer is not None:
             gathered.why[node] = f"{target_name(writer)} changes what says which expert each row is of"

@@ -38,7 +38,7 @@ from moebius.lowering.experts.unrolled_loops import (
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import copy_node, stands_at, tensor_of, value_of, where_of
+from moebius.lowering.values import computed_of, copy_node, stands_at, tensor_of, value_of, where_of
 
 VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
 
@@ -272,12 +272,8 @@ class Opening:
     def rest(self, down: fx.Node) -> tuple[fx.Node, str]:
         """The branch without its expert, whose result it is given: (the node, the name of its body)."""
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
-        needed, pending = set[fx.Node](), [self.body.output_node(), *self.skips, *self.adding]
-        while pending:
-            node = pending.pop()
-            if node not in needed:
-                needed.add(node)
-                pending += [] if node is self.down else node.all_input_nodes
+        ends = [self.body.output_node(), *self.skips, *self.adding]
+        needed = computed_of(ends, lambda node: () if node is self.down else node.all_input_nodes)
         drawn = [node for node in needed if node is not self.down and draws(node)]
         if drawn and set(drawn) & inside(self.down):
             raise Differ("what dropout gives is used beside the expert's result", drawn[0])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from moebius.lowering.graph import ExpertRegion, expert_loop
-from moebius.lowering.operators import loop_body, read_call, target_name
+from moebius.lowering.operators import behind, loop_body, read_call, target_name
 from moebius.lowering.values import where_of
 
 
@@ -32,11 +32,7 @@ def idiom_of(loop: fx.Node) -> str:
     if isinstance(source, int):
         return f"for expert in range({source})"
     assert isinstance(source, fx.Node)
-    node = source
-    while (call := read_call(node)) is not None and call.name in ("squeeze", "flatten", "reshape", "getitem", "cast"):
-        if not isinstance(call["input"], fx.Node):
-            break
-        node = call["input"]
+    node = behind(source, lambda call: call.name in ("squeeze", "flatten", "reshape", "getitem", "cast"))
     name = node.name if node.op == "placeholder" else target_name(node).removeprefix("Tensor.").removeprefix("torch.")
     return f"for row in {name}(…)"
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routing import index_root
-from moebius.lowering.operators import Call, read_call
+from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, tensor_of
 
@@ -111,12 +111,12 @@ def is_choice(node: fx.Node) -> bool:
 
 def uncast(node: Any) -> Any:
     """The tensor of whole numbers before it was cast to another type that has them all."""
-    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and call.name == "cast":
-        value = tensor_of(node)
-        if value is None or value.dtype not in EXACT:
-            break
-        node = call["input"]
-    return node
+
+    def exact(call: Call) -> bool:
+        value = tensor_of(call.node)
+        return call.name == "cast" and value is not None and value.dtype in EXACT
+
+    return behind(node, exact)
 
 
 def root_of(node: fx.Node) -> fx.Node:

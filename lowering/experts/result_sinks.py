@@ -10,7 +10,7 @@ from torch import fx
 from moebius.lowering.experts.blocks import NoRows, found_rows
 from moebius.lowering.experts.missed_experts import MissedExperts, is_column, is_parameter
 from moebius.lowering.experts.rules_after import ROW_BY_ROW
-from moebius.lowering.operators import Call, read_call
+from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.values import shape_of, tensor_of, value_of
 
 INSIDE = ROW_BY_ROW | {"linear", "matmul", "addmm", "chunk", "split", "narrow", "getitem", "reshape", "dropout", "glu",
@@ -65,13 +65,9 @@ def rows_behind(end: fx.Node) -> list[fx.Node] | None:
 
 def is_own(node: fx.Node) -> bool:
     """A parameter, or a view of one."""
-    while node.op != "placeholder":
-        call = read_call(node)
-        if call is None or not call.op.alias or not isinstance(call.args.get("input"), fx.Node) or picks_rows(call):
-            return False
-        node = call["input"]
-    value = tensor_of(node)
-    return is_parameter(node) or (value is not None and value.dim() < 2) or value is None
+    base = behind(node, lambda call: call.op.alias and not picks_rows(call))
+    value = tensor_of(base)
+    return base.op == "placeholder" and (is_parameter(base) or value is None or value.dim() < 2)
 
 
 def is_one_of(call: Call) -> bool:

@@ -207,12 +207,11 @@ def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> No
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
     sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
-        count, refused = len(downs), None
+        count, refused, fault = len(downs), None, order_fault(work.gm.graph, downs)
         for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
             pieces = [downs[i : i + length] for i in range(0, count, length)]
             own = [[f for f in failed if f.uses(piece)] for piece in pieces]
-            fault = next(filter(None, (order_fault(work.gm.graph, piece) for piece in pieces)), None)
-            found = replace_piece(work, pieces[0], fault, opened)
+            found = replace_piece(work, pieces[0], fault and fault_of_pieces(work.gm.graph, pieces, fault), opened)
             if found is None or not found.lowered:
                 refused = refused or found
                 continue
@@ -228,10 +227,19 @@ def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> No
                 work.regions.append(refused)
 
 
-def order_fault(graph: fx.Graph, downs: list[fx.Node]) -> Differ | None:
+def fault_of_pieces(graph: fx.Graph, pieces: list[list[fx.Node]], fault: Differ) -> Differ | None:
+    """The same where the iterations may be those of several loops, one in each pass of another one: what keeps those
+    of one from being a loop. fault: of all together. (Of two that depend on one another nothing tells.)"""
+    if len(pieces) == 1 or len(pieces[0]) < 3:
+        return fault
+    ends = [*(piece[0] for piece in pieces[1:]), None]
+    return next(filter(None, (order_fault(graph, *one) for one in zip(pieces, ends, strict=True))), None)
+
+
+def order_fault(graph: fx.Graph, downs: list[fx.Node], until: fx.Node | None = None) -> Differ | None:
     """Why the iterations that these down-projections are of depend on one another, if they do."""
     try:
-        Order(graph, downs, Storage(graph))
+        Order(graph, downs, Storage(graph), until)
     except Differ as difference:
         return difference
     return None

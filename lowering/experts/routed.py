@@ -15,7 +15,7 @@ from torch import fx
 
 from moebius.lowering.experts.batched import gathered_with, parameter_of, weight_of
 from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
-from moebius.lowering.operators import ELEMENTWISE, Call, read_call
+from moebius.lowering.operators import ELEMENTWISE, Call, behind, read_call
 from moebius.lowering.values import shape_of, tensor_of
 
 SUMS_OF_ROWS = frozenset({torch.stack})
@@ -145,13 +145,9 @@ def is_gate(node: fx.Node) -> bool:
 
 def is_data(node: fx.Node) -> bool:
     """Whether a tensor is not just a view of a parameter."""
-    while node.op != "placeholder":
-        call = read_call(node)
-        if call is None or not call.op.alias or not isinstance(call.args.get("input"), fx.Node):
-            return True
-        node = call["input"]
-    value = tensor_of(node)
-    return value is not None and not value.requires_grad
+    base = behind(node, lambda call: call.op.alias)
+    value = tensor_of(base)
+    return base.op != "placeholder" or (value is not None and not value.requires_grad)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

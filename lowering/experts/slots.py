@@ -324,7 +324,7 @@ def stands_still(node: fx.Node, rows: Rows, numbers: fx.Node, end: Sum, storage:
     passed = computed_of(made, lambda one: () if one in ends or one.op == "placeholder" else one.all_input_nodes)
     passed |= {*node.all_input_nodes, node, *end.chain[:-1], *ends} | computed_since_the_choice([numbers])
     passed -= {end.place} if end.inverse is not None and end.place is not None else set()
-    if any(storage.writer_between(one, last) is not None for one in passed):
+    if storage.writer_into(passed, last) is not None:
         return False
     kept = [one for one in (rows.x, end.weights) if one is not None]
     if writer_before_backward(storage, last, kept, kept, last) is not None:

@@ -21,7 +21,16 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_iteration
-from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, operator_name, read_call, target_name
+from moebius.lowering.operators import (
+    behind,
+    call_operands,
+    is_pure,
+    is_size,
+    loop_body,
+    operator_name,
+    read_call,
+    target_name,
+)
 from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
@@ -206,11 +215,7 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
 
 def chased(node: fx.Node) -> fx.Node:
     """The tensor that in-place operators wrote into and handed on."""
-    while (call := read_call(node)) is not None and call.name in PLACES and call.op.inplace:
-        if not isinstance(node.args[0], fx.Node):
-            break
-        node = node.args[0]
-    return node
+    return behind(node, lambda call: call.name in PLACES and call.op.inplace)
 
 
 def result_of(place: Place) -> fx.Node | None:

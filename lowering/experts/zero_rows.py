@@ -71,7 +71,7 @@ def gates_behind(factor: fx.Node, storage: Storage, end: fx.Node) -> Gates | Non
     made = scatter_into(base, node, end, storage)
     if made is None or rank(node) != 2 or made["dim"] not in (1, -1) or not isinstance(made["index"], fx.Node):
         return None
-    if any(storage.writer_between(tensor, end) is not None for tensor in (made["index"], *views)):
+    if storage.writer_into((made["index"], *views), end) is not None:
         return None
     return Gates(made["index"], node, views[::-1])
 

@@ -24,8 +24,8 @@ CONTRACT = Contract(
     name="checkpoint",
     needs="a well-formed graph in which checkpointed calls stand one after another or one inside another",
     promises="a well-formed graph of the same meaning, without marks of checkpointed calls",
-    need=(well_formed, lambda gm: unpaired(gm.graph)),
-    promise=(well_formed, lambda gm: next((f"{n} is left" for n in gm.graph.nodes if n.target in MARKS), None)),
+    need=(well_formed, lambda gm: unpaired(gm.graph, MARKS, "checkpointed calls")),
+    promise=(well_formed, lambda gm: next((f"{n} is left" for n in marked(gm.graph, MARKS)), None)),
     run=lambda work: outline(work.gm),
     wanted=lambda work: is_marked(work.gm.graph),
 )
@@ -59,7 +59,8 @@ def enable_within(enabled: bool, outside: bool) -> None:
     torch.set_grad_enabled(enabled and outside)
 
 
-MARKS: tuple[Any, Any] = (begin_checkpoint, end_checkpoint)
+Marks = tuple[Any, Any]  # what stands where something begins, and where it ends
+MARKS: Marks = (begin_checkpoint, end_checkpoint)
 
 
 def checkpointed(
@@ -116,51 +117,57 @@ def modes_put_back(devices: Iterable[str]) -> Iterator[None]:
         raise
 
 
-def unpaired(graph: fx.Graph) -> str | None:
+def unpaired(graph: fx.Graph, marks: Marks, what: str) -> str | None:
     """A mark that has no other half, or None."""
     depth = 0
-    for node in graph.nodes:
-        if node.target in MARKS:
-            depth += 1 if node.target is begin_checkpoint else -1
-            if depth < 0:
-                break
-    return f"{depth} checkpointed calls have no end" if depth else None
+    for node in marked(graph, marks):
+        depth += 1 if node.target is marks[0] else -1
+        if depth < 0:
+            break
+    return f"{depth} {what} have no end" if depth else None
+
+
+def marked(graph: fx.Graph, marks: Marks) -> list[fx.Node]:
+    """Where something begins and ends."""
+    return [node for node in graph.nodes if node.op == "call_function" and node.target in marks]
 
 
 def is_marked(graph: fx.Graph) -> bool:
     """Whether a checkpointed call stands in the graph."""
-    return any(n.target in MARKS for n in graph.nodes if n.op == "call_function")
+    return bool(marked(graph, MARKS))
+
+
+def stretches(gm: fx.GraphModule, marks: Marks) -> Iterator[tuple[int, fx.Node, list[fx.Node], fx.Node]]:
+    """(its number, where it begins, the nodes in it, where it ends) of what is between two marks and not empty, the
+    innermost first. The marks go."""
+    opened: list[fx.Node] = []
+    every = marked(gm.graph, marks)
+    for count, end in enumerate(every):
+        if end.target is marks[0]:
+            opened.append(end)
+            continue
+        begin = opened.pop()
+        inside, node = [], begin.next
+        while node is not end:
+            inside += [node] if node.op != "placeholder" else []
+            node = node.next
+        if inside:
+            yield count, begin, inside, end
+        gm.graph.erase_node(begin)
+        gm.graph.erase_node(end)
+    if every:
+        gm.recompile()
 
 
 def outline(gm: fx.GraphModule) -> None:
     """What stands between two marks becomes the body of one ``checkpointed`` node, the innermost calls first."""
-    marks = [n for n in gm.graph.nodes if n.target in MARKS]
-    if not marks:
-        return
-    open_calls: list[fx.Node] = []
-    for count, end in enumerate(marks):
-        if end.target is begin_checkpoint:
-            open_calls.append(end)
-            continue
-        begin = open_calls.pop()
-        inside = [n for n in between(begin, end) if n.op != "placeholder"]
-        if inside:
-            *options, selective = begin.args[:5]
-            if options[1]:
-                keep_mode(gm.graph, begin, inside)
-            if isinstance(selective, bool):
-                options.append(mark_places(gm.graph, begin, inside, selective))
-            outline_call(gm, inside, begin, f"checkpoint_{count}", checkpointed, *options, last=end)
-        gm.graph.erase_node(begin)
-        gm.graph.erase_node(end)
-    gm.recompile()
-
-
-def between(begin: fx.Node, end: fx.Node) -> Iterator[fx.Node]:
-    node = begin.next
-    while node is not end:
-        yield node
-        node = node.next
+    for count, begin, inside, end in stretches(gm, MARKS):
+        *options, selective = begin.args[:5]
+        if options[1]:
+            keep_mode(gm.graph, begin, inside)
+        if isinstance(selective, bool):
+            options.append(mark_places(gm.graph, begin, inside, selective))
+        outline_call(gm, inside, begin, f"checkpoint_{count}", checkpointed, *options, last=end)
 
 
 def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:

@@ -14,13 +14,13 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.graph import code_of
-from moebius.lowering.step.checkpoint import outline_call
+from moebius.lowering.step.checkpoint import Marks, marked, outline_call, stretches, unpaired
 
 CONTRACT = Contract(
     name="inference mode",
     needs="a well-formed graph in which inference mode is left before it is entered again",
     promises="a well-formed graph of the same meaning, without marks of inference mode",
-    need=(well_formed, lambda gm: unpaired(gm.graph)),
+    need=(well_formed, lambda gm: unpaired(gm.graph, MARKS, "inference modes")),
     promise=(well_formed, lambda gm: f"{marks[0]} is left" if (marks := marks_of(gm.graph)) else None),
     run=lambda work: outline_modes(work.gm),
     wanted=lambda work: bool(marks_of(work.gm.graph)),
@@ -35,7 +35,7 @@ def end_inference() -> None:
     """Stands where it is left; does nothing."""
 
 
-MARKS: tuple[Any, Any] = (begin_inference, end_inference)
+MARKS: Marks = (begin_inference, end_inference)
 
 
 def in_inference_mode(body: fx.GraphModule, given: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
@@ -46,31 +46,13 @@ def in_inference_mode(body: fx.GraphModule, given: Sequence[Any], captures: Sequ
 
 def marks_of(graph: fx.Graph) -> list[fx.Node]:
     """Where the mode is entered and left."""
-    return [node for node in graph.nodes if node.op == "call_function" and node.target in MARKS]
-
-
-def unpaired(graph: fx.Graph) -> str | None:
-    marks = marks_of(graph)
-    expected = [MARKS[i % 2] for i in range(len(marks) + len(marks) % 2)]
-    return None if [node.target for node in marks] == expected else "the marks are not begin, end, begin, end"
+    return marked(graph, MARKS)
 
 
 def outline_modes(gm: fx.GraphModule) -> None:
     """What stands between two marks becomes the body of one ``in_inference_mode`` node."""
-    marks = marks_of(gm.graph)
-    if not marks:
-        return
-    for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
-        inside = []
-        node = begin.next
-        while node is not end:
-            inside += [node] if node.op != "placeholder" else []
-            node = node.next
-        if inside:
-            outline_call(gm, inside, begin, f"inference_{count}", in_inference_mode)
-        gm.graph.erase_node(begin)
-        gm.graph.erase_node(end)
-    gm.recompile()
+    for count, begin, inside, _ in stretches(gm, MARKS):
+        outline_call(gm, inside, begin, f"inference_{count // 2}", in_inference_mode)
 
 
 for _name in ("in_inference_mode", "begin_inference", "end_inference"):

@@ -69,7 +69,7 @@ def expert_choice_by_einsum(x, moe):
     return torch.zeros_like(x).index_add_(0, token.reshape(-1), y.reshape(-1, D))
 
 
-@spelled(LOWERED)
+@spelled(CAPTURED)
 def soft_moe(x, moe):
     """soft MoE: slots by `logits.softmax(0).t() @ x`, experts one after another, `logits.softmax(1) @ y`"""
     logits = moe.gate(x).repeat_interleave(2, 1)
@@ -102,18 +102,15 @@ def gated_shared_expert(x, moe):
 
 @spelled(LOWERED)
 def nested(x, moe):
-    """two levels: a group of experts by `argmax`, an expert of the group by `argmax`, `self.experts[2 * g + i]`"""
-    logits = softmax(moe.gate(x), -1)
-    group = logits.view(-1, 2, 2).sum(-1).argmax(-1)
-    out = torch.zeros_like(x)
-    for g in range(2):
+    """two levels: a group of experts by `argmax`, one of it by `p, best = gate(x[own]).softmax(-1).max(-1)`"""
+    group, out = moe.gate(x)[:, :2].argmax(-1), torch.zeros_like(x)
+    for g, experts in enumerate([list(moe.experts), list(moe.named.values())]):
         own = torch.where(group == g)[0]
-        inner = logits[own, 2 * g : 2 * g + 2]
-        p, best = inner.max(-1)
-        for i in range(2):
+        p, best = softmax(moe.gate(x[own]), -1).max(-1)
+        for i, expert in enumerate(experts):
             chosen = torch.where(best == i)[0]
             token = own[chosen]
-            out.index_add_(0, token, moe.experts[2 * g + i](x[token]) * p[chosen, None])
+            out.index_add_(0, token, expert(x[token]) * p[chosen, None])
     return out
 
 

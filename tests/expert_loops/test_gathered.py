@@ -81,18 +81,16 @@ def test_sums_of_parts(which):
 
 
 def levels(x, moe, passes_on):
-    """nested, whose groups may pass something on."""
-    logits = softmax(moe.gate(x), -1)
-    group = logits.view(-1, 2, 2).sum(-1).argmax(-1)
-    out = torch.zeros_like(x)
-    for g in range(2):
+    """nested, whose iterations may pass something on."""
+    group, out = moe.gate(x)[:, :2].argmax(-1), torch.zeros_like(x)
+    for g, experts in enumerate([list(moe.experts), list(moe.named.values())]):
         own = torch.where(group == g)[0]
-        p, best = logits[own, 2 * g : 2 * g + 2].max(-1)
-        for i in range(2):
-            chosen = torch.where(best == i)[0]
-            rows = x[own[chosen]]
-            rows = rows + out[own[chosen]] + out.mean(0) if passes_on else rows
-            out = out.index_add(0, own[chosen], moe.experts[2 * g + i](rows) * p[chosen, None])
+        p, best = softmax(moe.gate(x[own]), -1).max(-1)
+        for i, expert in enumerate(experts):
+            token = own[torch.where(best == i)[0]]
+            rows = x[token]
+            rows = rows + out[token] + out.mean(0) if passes_on else rows
+            out = out.index_add(0, token, expert(rows) * p[best == i, None])
     return out
 
 
@@ -177,7 +175,6 @@ def test_cut_otherwise():
     ("name", "off"),
     [
         ("written_by_token", lambda patch: patch.setattr(blocks, "are_apart", lambda write, read: False)),
-        ("soft_moe", lambda patch: patch.setattr(blocks, "inside", lambda *_: set())),
         ("masked_after_an_activation", lambda patch: patch.setattr(dense.Sparse, "is_shared", given)),
         ("by_map", lambda patch: patch.setattr(buffers, "written_part", lambda end, reader: None)),
         ("nested", lambda patch: patch.setattr(rewrite, "order_fault", every_fault)),
@@ -195,7 +192,7 @@ def given(self, rows):
     return rows.op == "placeholder"
 
 
-def every_fault(graph, downs):
+def every_fault(graph, downs, until=None):
     """That of all experts, for a part of them too."""
     return ORDER_FAULT(graph, max(blocks.runs(graph), key=len))
 

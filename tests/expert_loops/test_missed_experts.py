@@ -236,11 +236,11 @@ def dense_over_hits(x, moe):
 
 
 FOUND = [single_projections, three_projections, drawing, low_rank_additions, soft_slots_of_modules,
-         over_hits_and_dropout, looked_up_in_the_stack]  # fmt: skip
+         over_hits_and_dropout, looked_up_in_the_stack, sums_of_their_own]  # fmt: skip
 REFUSED = [drawing_on_all, two_by_name, one_or_the_other, chosen_by_a_condition, soft_slots_of_linears,
            weighted_stack, weighted_before_the_stack, gathered_squares, all_squares,
-           weights_mixed_by_data, of_different_widths, activations_of_their_own, into_a_sum_that_fades, taken_away,
-           sums_of_their_own]  # fmt: skip
+           weights_mixed_by_data, of_different_widths, activations_of_their_own, into_a_sum_that_fades,
+           taken_away]  # fmt: skip
 RANDOM = {drawing_on_all}
 
 
