@@ -49,29 +49,59 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
     Up to 3.12 what is in a cell is looked up where a MAKE_CELL stands before that place (_PyFrame_OpAlreadyRan).
     An argument shares its slot with its cell: then the stub has parameters, else it has none.
     """
-    place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
-    filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
-    filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
-    filled[place : place + 2] = bytes((dis.opmap["RESUME"], 0))
+    place = place_of_resume(program.instructions[pc].offset)
     own, has_names = stub_template.__code__, program.optimized
+    filled = stub_instructions(code, place)
     if has_names:
         made = b"".join(map(make_cell, sorted(program.cell_indices)))[: place - len(GENERATOR_PROLOGUE)]
         filled[len(GENERATOR_PROLOGUE) : len(GENERATOR_PROLOGUE) + len(made)] = made
-    return own.replace(
+    return named_as(code, filled).replace(
         co_flags=own.co_flags if has_names else own.co_flags & ~(CO_OPTIMIZED | CO_NEWLOCALS),
-        co_code=bytes(filled),
-        co_linetable=code.co_linetable,
-        co_firstlineno=code.co_firstlineno,
-        co_filename=code.co_filename,
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
-        co_exceptiontable=b"",
         co_argcount=parameters(code) if has_names else 0,
         co_nlocals=len(code.co_varnames) if has_names else 0,
         co_varnames=code.co_varnames if has_names else (),
         co_cellvars=code.co_cellvars if has_names else (),
         co_freevars=code.co_freevars if has_names else (),
     )
+
+
+def place_of_resume(offset: int) -> int:
+    return max(offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
+
+
+def stub_instructions(code: CodeType, place: int) -> bytearray:
+    filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
+    filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
+    filled[place : place + 2] = bytes((dis.opmap["RESUME"], 0))
+    return filled
+
+
+def named_as(code: CodeType, instructions: bytearray) -> CodeType:
+    """A generator's code of these instructions, with no variables, and the places and names of another one."""
+    return stub_template.__code__.replace(
+        co_code=bytes(instructions),
+        co_linetable=code.co_linetable,
+        co_firstlineno=code.co_firstlineno,
+        co_filename=code.co_filename,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_exceptiontable=b"",
+    )
+
+
+def places_of(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback of the same places, whose frame objects have no variables and no callers."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for entry in reversed(entries):
+        code = entry.tb_frame.f_code
+        stub = named_as(code, stub_instructions(code, place_of_resume(entry.tb_lasti)))
+        native = call_outside(FunctionType(stub, entry.tb_frame.f_globals)).gi_frame
+        found = TracebackType(found, native, entry.tb_lasti, entry.tb_lineno)
+    return found
 
 
 class Note:

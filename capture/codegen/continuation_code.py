@@ -99,14 +99,12 @@ def build_continuation(
     state: State,
     exits: list[tuple[State, Any]],
     instead: tuple[str, int] | None = None,
-    lines: dict[int, int] | None = None,
     straight: bool = False,
     from_list: bool = False,
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result.
-    lines: where handled exceptions, by their place on the stack, were raised, for those that have no traceback.
     straight: no exit hands over once an exception was handled here; the user's code goes on to its end instead.
     from_list: the arguments are the items of one list, which is empty then: what the code lets go of, nobody holds.
     """
@@ -201,7 +199,7 @@ def build_continuation(
             prologue.append(Instr("PUSH_NULL", location=first_line))
             continue
         if i in state.handled:
-            prologue += handle_again(on_stack(i), first_line, (lines or {}).get(i))
+            prologue += handle_again(on_stack(i), first_line)
         else:
             prologue.append(Instr("LOAD_FAST", on_stack(i), location=first_line))
         if from_list:
@@ -307,28 +305,14 @@ def stand_in(what: str, after: Label, at: Any) -> list[Any]:
     return [*call_sequence(inner, [], at), Instr("JUMP_FORWARD", after, location=at)]
 
 
-def handle_again(name: str, at: Any, line: int | None) -> list[Any]:
+def handle_again(name: str, at: Any) -> list[Any]:
     """Instructions that begin to handle the exception in a local as a handler does.
 
     Nothing is raised: that would change the exception's traceback and context. PUSH_EXC_INFO may stand anywhere
     (Python/bytecodes.c): it makes the value on the stack the handled exception.
     """
     load = Instr("LOAD_FAST", name, location=at)
-    drop = Instr("POP_TOP", location=at)
-    placed: list[Any] = []
-    if line is not None:
-        arguments = [load, Instr("LOAD_CONST", line, location=at)]
-        helper: Any = give_place
-        placed = [*call_sequence(Instr("LOAD_CONST", helper, location=at), arguments, at), drop]
-    return [*placed, load, Instr("PUSH_EXC_INFO", location=at), drop]
-
-
-def give_place(exc: BaseException, line: int) -> None:
-    """An exception that was raised in a graph, and made again, gets the traceback's entry for the calling frame."""
-    if exc.__traceback__ is None:
-        frame = sys._getframe(1)
-        here = (2 * i for i, place in enumerate(frame.f_code.co_positions()) if place[0] == line and i)
-        exc.__traceback__ = types.TracebackType(None, frame, next(here, -1), line)
+    return [load, Instr("PUSH_EXC_INFO", location=at), Instr("POP_TOP", location=at)]
 
 
 def closure_loads(instructions: list[Instr]) -> dict[int, int]:

@@ -39,6 +39,7 @@ from ..python.methods import ContextToken
 from ..python.substitutes import HandleNumber, next_number
 from ..regions.loops import RangeRows, TensorRows
 from ..torch_facts import torch_private
+from ..values import tracebacks
 from ..values.numbers import Number
 from ..values.values import (
     ATOMS,
@@ -423,6 +424,8 @@ class Emitter:
                     self.lines.append(f"{name}.{part} = {self.value(reason)}")
             if value.__suppress_context__ or value.__cause__ is not None:
                 self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+            if (trace := tracebacks.kept(value)) is not None:
+                self.lines.append(f"{name}.__traceback__ = {self.constant(trace)}")
         else:
             if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")

@@ -186,10 +186,9 @@ class Continuation:
 
     def native_code(self, resumes: list[Any]) -> types.CodeType:
         """Code that takes ``state`` out of a list, runs the broken instruction, and hands over at the exits."""
-        lines = {place: line_in(self.code, exc) for place, exc in self.exceptions.items()}
         exits = [(e, r) for e, r in zip(self.exits, resumes, strict=True)]
         straight = self.comes_back_otherwise()
-        return build_continuation(self.code, self.state, exits, lines=lines, straight=straight, from_list=True)
+        return build_continuation(self.code, self.state, exits, straight=straight, from_list=True)
 
     def comes_back_otherwise(self) -> bool:
         """Whether the frame may come to an exit once more, through a handler and a loop, as another than the exit is
@@ -229,18 +228,3 @@ def refuse_cells(stack: list[Any]) -> None:
     """Below a comprehension in the frame (PEP 709) stands the cell that its variable hides, to be put back as it is."""
     if any(type(value) is types.CellType for value in stack):
         raise CannotResume(HIDDEN)
-
-
-def line_in(code: types.CodeType, exc: BaseException | None) -> int:
-    """The line of a function's code at which an exception was raised in it, while tracing; its `def` where unknown."""
-    place = exc.__traceback__ if exc is not None else None
-    while place is not None:
-        found = place.tb_frame.f_code
-        if (found.co_filename, found.co_firstlineno, found.co_name) == (
-            code.co_filename,
-            code.co_firstlineno,
-            code.co_name,
-        ):
-            return place.tb_lineno
-        place = place.tb_next
-    return code.co_firstlineno

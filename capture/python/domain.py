@@ -43,6 +43,7 @@ from ..tensors.arrays import Arrays
 from ..tensors.bounds import Bounds
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
+from ..values import tracebacks
 from ..values.numbers import Number
 from ..values.values import Break
 from .attributes import Attributes
@@ -94,7 +95,9 @@ class TrackingDomain(Operators, Containers):
         self.root_stack: list[Any] = []
         self.root_pc = 0
         self.root_handled: BaseException | None = None
-        self.raised: dict[int, tuple[BaseException, int, int]] = {}  # by id: at which of the root's steps, and where
+        self.traceback_before: types.TracebackType | None = None  # of what was raised last, before it was
+        # by id: at which of the root's steps, and where, and its traceback before
+        self.raised: dict[int, tuple[BaseException, int, int, types.TracebackType | None]] = {}
         self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
         self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
         self.marks = (0, 0)
@@ -118,7 +121,8 @@ class TrackingDomain(Operators, Containers):
                 raise StopHere
             handler = frame.program.handler_at(self.root_pc)
             if handler is not None and handler[0] == frame.pc:  # (nothing falls into a handler: the last step raised)
-                self.raised.setdefault(id(frame.stack[-1]), (frame.stack[-1], self.root_steps - 1, self.root_pc))
+                seen = frame.stack[-1], self.root_steps - 1, self.root_pc, self.traceback_before
+                self.raised.setdefault(id(frame.stack[-1]), seen)
             self.root_steps += 1
             self.root_stack = frame.stack.copy()
             self.root_pc = frame.pc
@@ -240,12 +244,22 @@ class TrackingDomain(Operators, Containers):
         # (code of ours reads an attribute for itself: what the step asks for is asked by its name)
         if type(exc) is AttributeError and own_instruction(exc) in ("LOAD_ATTR", "LOAD_METHOD"):
             raise Break("interpreter", f"an error of capture's own: {exc}", "it runs natively; please report this")
-
-    def exc_match(self, exc: BaseException, kind: Any) -> bool:
         if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):
             self.objects.made(exc)
             self.objects.made(exc.args)
-        return super().exc_match(exc, kind)
+        tracebacks.leave_out_ours(exc)
+
+    def sees_raised(self, exc: BaseException, again: bool) -> None:
+        """It leaves a frame; again: it has left one before, and met no handler since."""
+        if not again:
+            self.traceback_before = tracebacks.GET_TRACEBACK(exc)
+
+    def taken_back(self, error: BaseException) -> tuple[BaseException, int, int, types.TracebackType | None] | None:
+        """Where the root raised it, where a handler has seen it since. The exception has its traceback of before."""
+        raised = self.raised.get(id(error))
+        tracebacks.SET_TRACEBACK(error, self.traceback_before if raised is None else raised[3])
+        tracebacks.leave_out_ours(error)
+        return raised
 
     def as_exception(self, value: Any) -> BaseException | None:
         self.refuse_raising(value)

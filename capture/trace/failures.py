@@ -250,6 +250,29 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
     return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered, casts)
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """A strided tensor, or those of a tuple or list, which an operator gives."""
+    values = value if is_kind(value, tuple | list) else (value,)
+    return [t for t in values if is_kind(t, torch.Tensor) and t.layout is torch.strided]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether it gives memory that it was given, whatever stands there."""
+    given = {torch_private.storage_of(t) for n in node.all_input_nodes for t in tensors_in(n.meta.get("val"))}
+    found = {torch_private.storage_of(t) for t in tensors_in(node.meta.get("val"))}
+    return bool(found) and found <= given
+
+
+def lies_as(tensor: torch.Tensor, fake: torch.Tensor) -> bool:
+    """Whether its sizes, strides and offset are the fake's, where those are known."""
+    pairs = zip(
+        (*tensor.shape, *tensor.stride(), tensor.storage_offset()),
+        (*fake.shape, *fake.stride(), fake.storage_offset()),
+        strict=False,
+    )
+    return tensor.dim() == fake.dim() and all(a == b for a, b in pairs if type(b) is int)
+
+
 class Values:
     """The values of a trace's nodes when the graph failed: what is still there, and what can be computed again.
 
@@ -285,8 +308,14 @@ class Values:
             return self.found[node]
         if node.op == "placeholder" or not (only_computes(node) or node.target in CONVERSIONS):
             raise Unavailable(f"{node.name} is needed")
-        if node.target not in CONVERSIONS and self.has_changed(node):
+        changed = node.target not in CONVERSIONS and self.has_changed(node)
+        if changed and not is_view(node):
             raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
         args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
+        if changed and any(t.requires_grad for t in args if is_kind(t, torch.Tensor)):
+            raise Unavailable(f"{node.name} is needed, and its gradients are no more those that it had")
         with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):
-            return apply(node, args, kwargs)
+            made = apply(node, args, kwargs)
+        if changed and not all(map(lies_as, tensors_in(made), tensors_in(node.meta["val"]))):
+            raise Unavailable(f"{node.name} is needed, and what it was computed from lies otherwise now")
+        return made

@@ -78,6 +78,7 @@ class TracingMachine(Machine):
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
         self.raised = self.raised or not is_kind(exc, Signal | InterpreterError)
+        self.domain.sees_raised(exc, again=exc is self.propagating)
         return super().unwind(frame, exc)
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
@@ -326,7 +327,7 @@ class Trace:
         """
         domain, frame = self.domain, self.frame
         assert frame is not None
-        raised = domain.raised.get(id(error))
+        raised = None if error is None else domain.taken_back(error)
         stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
         expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
@@ -343,7 +344,7 @@ class Trace:
         self.gradients.left()
         self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
         if raised is not None:  # Python raises it where the step does, for its handlers and its traceback
-            _, step, domain.root_pc = raised
+            _, step, domain.root_pc, _ = raised
             if outermost is None or outermost.frame is not frame or step < outermost.root_step:
                 self.root_step = step
             self.clean = False

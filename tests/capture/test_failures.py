@@ -514,3 +514,37 @@ def test_a_failed_graph_is_traced_again_with_what_was_known_when_it_was_captured
             assert getattr(kept, name) is not held, name
     assumptions.dynamic_dims["L['x']"].add(1)
     assert kept.dynamic_dims == {"L['x']": {0}}
+
+
+VIEWS = ("a[1:]", "a.view(3, 1)", "a.unsqueeze(0)", "a.expand(2, 3)[0]", "a.as_strided((2,), (1,), 1)", "a.split(2)[0]")
+WRITES = ("u.mul_(2)", "a.add_(1)", "u[0] = 5", "a.copy_(torch.arange(3.))", "a.t_(); u.add_(1)", "a.mul_(h['w'])")
+
+
+@pytest.mark.share(12)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_whose_memory_was_written_since_is_taken_again(view, write):
+    source = f"""
+def step(h, x, n):
+    a = h["a"]
+    try:
+        u = h["u"] = {view}
+        {write}
+        x = x + torch.ones(3)[(x * 0 + n).long()]
+        u = h["u"] = a[:1]
+        {write}
+    except IndexError:
+        h["u"].sub_(1)
+    return x + h["a"].flatten() * 2
+"""
+    space = {"torch": torch}
+    exec(source, space)
+
+    def seen(step):
+        h, found = {"a": torch.ones(3), "w": torch.full((3,), 1.5)}, []
+        for n in (0, 1, 2, 3, 4, 1):
+            y = step(h, torch.ones(3), n)
+            found.append((y.tolist(), h["a"].tolist(), h["u"].tolist(), h["u"]._base is h["a"]))
+        return found
+
+    assert seen(capture(space["step"], backend="eager")) == seen(space["step"])

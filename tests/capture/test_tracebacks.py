@@ -1,6 +1,8 @@
 """An exception that leaves a captured call has the traceback of plain Python: the user's frames, and no others."""
 
 import contextlib
+import io
+import logging
 import traceback
 
 import pytest
@@ -90,3 +92,75 @@ def test_a_handler_within_the_call_sees_no_others_either():
         captured = capture(step, backend="eager")
         for _ in range(3):
             assert captured(torch.ones(2), go_through) == [__file__] * len(step(torch.ones(2), go_through))
+
+
+# What becomes of an error that the step itself handles: ``{}`` raises it, ``seen`` and ``keep`` look at it.
+HANDLED = {
+    "kept": "\n    try:\n        {}\n    except Exception as e: kept.append(e)",
+    "returned": "\n    try:\n        {}\n    except Exception as e: return e",
+    "looked at": "\n    try:\n        {}\n    except Exception as e:\n        at = e.__traceback__\n"
+    "        while at is not None: kept.append(at.tb_lineno); at = at.tb_next",
+    "formatted": "\n    try:\n        {}\n    except Exception: kept.append(traceback.format_exc())",
+    "logged": "\n    try:\n        {}\n    except Exception: logging.getLogger('tb').exception('no')",
+    "behind a break": "\n    try:\n        {}\n    except Exception as e: print(end=''); kept.append(e)",
+    "seen on its way": "\n    try:\n        try:\n            {}\n        finally: print(end='')\n"
+    "    except Exception as e: kept.append(e)",
+    "raised again": "\n    try:\n        try:\n            {}\n        except Exception: raise\n"
+    "    except Exception as e: kept.append(e)",
+    "raised by its name": "\n    try:\n        try:\n            {}\n        except Exception as e: raise e\n"
+    "    except Exception as e: kept.append(e)",
+    "a reason": "\n    try:\n        try:\n            {}\n        except Exception as e: raise KeyError from e\n"
+    "    except Exception as e: kept.append(e)",
+    "given to a context": "\n    with looking(kept):\n        {}",
+    "raised later": "\n    try:\n        {}\n    except Exception as e: held = e\n    print(end='')\n    raise held",
+}
+ERRORS_HANDLED = ("raise ValueError('boom')", "int('x')", "{}['a']", "(lambda n: [1][n])(3)")
+PLACES_HANDLED = {
+    "here": "{}",
+    "callee": "def callee(x):\n{0}    if x is None: pass\n{0}    {1}\n{0}callee(x)",
+    "deep": "def inner(x):\n{0}    {1}\n{0}def outer(x): return inner(x)\n{0}outer(x)",
+    "generator": "def made():\n{0}    yield 1\n{0}    {1}\n{0}[*made()]",
+}
+
+
+@pytest.mark.share(24)
+@pytest.mark.parametrize("place", PLACES_HANDLED)
+@pytest.mark.parametrize("error", ERRORS_HANDLED)
+@pytest.mark.parametrize("handled", HANDLED)
+def test_an_error_that_the_step_handles_has_them_too(handled, error, place):
+    lines = HANDLED[handled].split("{}")
+    inner = PLACES_HANDLED[place].replace("{0}", lines[0].rpartition("\n")[2]).replace("{1}", error)
+    inner = error if inner == "{}" else inner
+    source = f"def step(x, kept):\n    x = x * 2{lines[0]}{inner}{lines[1]}\n    return x\n"
+
+    @contextlib.contextmanager
+    def looking(kept):
+        try:
+            yield
+        except Exception as e:
+            kept.append(e)
+
+    names = {"torch": torch, "traceback": traceback, "logging": logging, "looking": looking}
+    exec(compile(source, f"<{handled}, {error}, {place}>", "exec"), names)
+
+    def text_of(found):
+        if isinstance(found, BaseException):
+            places = [(f.name, f.lineno, f.colno) for f in traceback.extract_tb(found.__traceback__)]
+            while places and places[0][0] in ("seen", "<module>"):
+                places.pop(0)
+            return type(found), str(found), places, text_of(found.__cause__), text_of(found.__context__)
+        return found if isinstance(found, str | int) else None
+
+    def seen(step):
+        told, kept = io.StringIO(), []
+        handler = logging.StreamHandler(told)
+        logging.getLogger("tb").addHandler(handler)
+        try:
+            found = [text_of(step(torch.ones(2), kept)) for _ in range(3)]
+        except Exception as e:
+            found = text_of(e)
+        finally:
+            logging.getLogger("tb").removeHandler(handler)
+        return found, [text_of(k) for k in kept], told.getvalue()
+
+    assert seen(capture(names["step"], backend="eager")) == seen(names["step"])

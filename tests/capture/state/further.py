@@ -521,5 +521,22 @@ def going(v):
         yield v
         v += 1
 """),
+    "traceback": Kind("[caught($)]", "depth(@[0])", "@[0] = caught($)", """
+def raising(n):
+    if n: raising(n - 1)
+    raise ValueError(n)
+def caught(n):
+    try: raising(n)
+    except ValueError as e: return e
+def depth(error):
+    n, place = 0, error.__traceback__
+    while place is not None: n, place = n + 1, place.tb_next
+    return n
+"""),
+    "view taken and written": Kind("seen_of($)", "@.u[0]", "@.u = @.a[1:]; @.u.fill_($)", """
+def seen_of(v):
+    a = torch.full((3,), float(v))
+    return types.SimpleNamespace(a=a, u=a[1:])
+"""),
 }
 # fmt: on
