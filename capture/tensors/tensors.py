@@ -297,8 +297,8 @@ class TensorOperations:
             result = self.on_fakes(like_one_hot, (args[0], classes), {})
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
             result = self.on_fakes(like_ctc_loss, args, kwargs)
-        elif function in packed.OPERATORS:
-            result = self.on_fakes(packed.OPERATORS[function], args, kwargs)
+        elif (made := packed.like(function, args)) is not None:
+            result = self.on_fakes(made, args, kwargs)
         elif recurrent.has_open_sizes(function, args, kwargs):
             result = self.on_fakes(recurrent.like_recurrent, args, {})
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
