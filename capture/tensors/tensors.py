@@ -143,7 +143,7 @@ class TensorOperations:
             self.guards.check("tensor", source, meta, text=describe_tensor(meta))
         try:
             fake = self.world.fakify(real, source.name, open_dims, self.required_before.get(source.name))
-        except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
+        except (AssertionError, RuntimeError) as error:  # a view of other numbers, or whose .data is another since
             raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
         if real.requires_grad and not isinstance(real, torch.nn.Parameter):
             place, leaf = part(source, "attr", "is_leaf"), real.is_leaf
@@ -451,6 +451,7 @@ class TensorOperations:
 
     def get_item(self, proxy: TensorProxy, key: Any) -> Any:
         """``proxy[key]``."""
+        self.offsets.taken(key)
         if is_scalar_index(key):
             # torch would read the index's value to select; shape and strides are those of any row
             with self.world.mode:
