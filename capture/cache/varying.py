@@ -15,7 +15,9 @@ import torch
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
 from ..guards.sources import Part, Source, from_arguments
+from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
+from ..heap.varying import RINGS
 from ..hook import ABSENT
 from ..values.formulas import Guard, Unchanged
 from .generalize_guards import met, record_name
@@ -162,10 +164,11 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
 
 
 def is_longer(fact: Fact, now: Any) -> bool:
-    """Whether a list of which all items were read holds them still, in front of others."""
-    if fact.check[0] != "contents" or type(now) is not list:
+    """Whether a list or deque of which all items were read holds them still, in front of others."""
+    predicate = fact.check[1]
+    if type(now) not in RINGS or not (fact.check[0] == "contents" or type(predicate) is SameItems):
         return False
-    then = fact.check[2]
+    then = fact.check[2] if fact.check[0] == "contents" else predicate.items
     return 0 < len(then) < len(now) and all(a is b for a, b in zip(then, now, strict=False))
 
 

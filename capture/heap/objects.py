@@ -428,14 +428,19 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         """The sequence or set still holds these very objects (or equal constants)."""
         text = f"the same {len(items)} items"
         if type(record.obj) is collections.deque:
-            self.guards.holds(
-                record.source.name,
-                text,
-                lambda d: len(d) == len(items) and all(map(same_item, d, items)),
-                record.source,
-            )
+            self.guards.holds(record.source.name, text, SameItems(tuple(items)), record.source)
         else:
             self.guards.check("contents", record.source, tuple(items), text=text)
+
+
+class SameItems:
+    """Whether a deque still holds these very objects (or equal constants)."""
+
+    def __init__(self, items: tuple):
+        self.items = items
+
+    def __call__(self, ring: collections.deque) -> bool:
+        return len(ring) == len(self.items) and all(map(same_item, ring, self.items))
 
 
 def is_made_anew(function: types.FunctionType) -> bool:

@@ -42,9 +42,9 @@ def selections(key: Any, dims: int) -> list[tuple[int, Any]] | None:
 
 
 def selected(fake: torch.Tensor, steps: list[tuple[int, Any]]) -> torch.Tensor:
-    """What an index takes."""
+    """What an index takes. A number that is no size (0 or 1 today) selects: what any position gives stands for it."""
     for axis, one in steps:
-        one = fake_of(one)
+        one = 0 if is_kind(one, Number) and one.kind is int else fake_of(one)
         fake = fake[(*(slice(None),) * axis, one)] if is_kind(one, slice) else fake.select(axis, one)
     return fake
 

@@ -12,24 +12,43 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..values.numbers import Number
+from ..values.values import Break
+from .indices import holds_unknown_number, is_scalar_index
+
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
     from ..values.values import TensorProxy
 
 
-ASK = frozenset(("storage_offset", "view_as_complex"))
+ASK = frozenset(("storage_offset", "view_as_complex", "is_set_to"))
 
 
 class Offsets:
-    """Of one trace. asked: whether something was answered or decided that an offset shows in."""
+    """Of one trace. asked: whether something was answered or decided that an offset shows in. anywhere: whether a view
+    was taken at a position that only the running step knows; its fake begins where that of the first position does."""
 
-    asked = False
+    asked = anywhere = False
 
     def look(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Before an operator runs on fakes."""
         name = getattr(function, "__name__", "")
         as_other = name == "view" and any(is_kind(a, torch.dtype) for a in (*args, *kwargs.values()))
-        self.asked = self.asked or as_other or name in ASK
+        if as_other or name in ASK:
+            self.ask()
+
+    def ask(self) -> None:
+        """Something shows an offset."""
+        self.asked = True
+        if self.anywhere:
+            detail = "where a view begins follows from a number that only the running step knows"
+            raise Break("size that depends on values", detail, "ask for it outside of the step")
+
+    def taken(self, key: Any) -> None:
+        """Before a tensor is indexed."""
+        keys = key if is_kind(key, tuple) else (key,)
+        unknown = any(is_kind(k, Number) or is_scalar_index(k) for k in keys) or holds_unknown_number(key)
+        self.anywhere = self.anywhere or unknown
 
     def guard(self, guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
         """Each of the inputs begins where it does, if that was asked for."""

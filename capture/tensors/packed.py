@@ -4,13 +4,15 @@ data's dtype (torch 2.11 to 2.15), where the operator gives a row for each token
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
+from moebius.interpreter import is_kind
 from moebius.lowering.operators import read_call
 
 from ..torch_facts import torch_private
@@ -47,6 +49,27 @@ def sequences_of(node: fx.Node) -> Any:
     counts = call["input"].meta["val"]
     first = all(type(index) is int and index == 0 for index in node.args[1:]) and not node.kwargs
     return SEQUENCES[counts] if first and counts in SEQUENCES else None
+
+
+def like_padded_rows(
+    rows: Sequence[torch.Tensor], batch_first: bool = False, value: Any = 0.0, side: str = "right"
+) -> torch.Tensor:
+    """``pad_sequence`` of rows of several lengths: as long as the longest, whichever that is."""
+    longest = functools.reduce(torch.sym_max, [one.shape[0] for one in rows])
+    index = torch.zeros((longest,), dtype=torch.int64, device=rows[0].device)
+    return torch.stack([one[index] for one in rows], 0 if batch_first else 1)
+
+
+def like(function: Any, args: tuple) -> Callable[..., Any] | None:
+    """What gives the operator's result on fakes, where torch's own fake does not, or asks which sequence is longest."""
+    if function is torch_private.PAD_ROWS and is_kind(args[0], list | tuple) and args[0]:
+        fakes: list[Any] = [getattr(one, "fake", None) for one in args[0]]
+        first = fakes[0]
+        alike = all(is_kind(f, torch.Tensor) and f.dim() and f.dtype is first.dtype for f in fakes)
+        alike = alike and all(type(n) is int for f in fakes for n in f.shape[1:])
+        fits = alike and len({f.shape[1:] for f in fakes}) == 1
+        return like_padded_rows if fits and any(torch_private.is_symbolic(f.shape[0]) for f in fakes) else None
+    return OPERATORS.get(function)
 
 
 OPERATORS: dict[Any, Callable[..., Any]]

@@ -143,7 +143,7 @@ class TensorOperations:
             self.guards.check("tensor", source, meta, text=describe_tensor(meta))
         try:
             fake = self.world.fakify(real, source.name, open_dims, self.required_before.get(source.name))
-        except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
+        except (AssertionError, RuntimeError) as error:  # a view of other numbers, or whose .data is another since
             raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
         if real.requires_grad and not isinstance(real, torch.nn.Parameter):
             place, leaf = part(source, "attr", "is_leaf"), real.is_leaf
@@ -297,8 +297,8 @@ class TensorOperations:
             result = self.on_fakes(like_one_hot, (args[0], classes), {})
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
             result = self.on_fakes(like_ctc_loss, args, kwargs)
-        elif function in packed.OPERATORS:
-            result = self.on_fakes(packed.OPERATORS[function], args, kwargs)
+        elif (made := packed.like(function, args)) is not None:
+            result = self.on_fakes(made, args, kwargs)
         elif recurrent.has_open_sizes(function, args, kwargs):
             result = self.on_fakes(recurrent.like_recurrent, args, {})
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
@@ -451,6 +451,7 @@ class TensorOperations:
 
     def get_item(self, proxy: TensorProxy, key: Any) -> Any:
         """``proxy[key]``."""
+        self.offsets.taken(key)
         if is_scalar_index(key):
             # torch would read the index's value to select; shape and strides are those of any row
             with self.world.mode:

@@ -64,6 +64,7 @@ NAMES = {
     "torch._assert_async": "holds the running step to what the graph relies on",
     "torch._neg_view": "a sample for the guards' C code",
     "torch._VF._pack_padded_sequence": "an operator whose fake is made of lengths",
+    "torch._C._nn.pad_sequence": "an operator whose fake asks which sequence is the longest",
     "torch._VF._pad_packed_sequence": "the way back, whose fake asks for a count",
     "torch._ops.HigherOrderOperator": "what a dispatch mode is shown",
     "torch._ops.OpOverload": "what a dispatch mode is shown",

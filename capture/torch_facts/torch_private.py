@@ -85,6 +85,7 @@ OPERATOR_KINDS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)  # what
 operator_text = torch._ops.OpOverload.__str__  # (it asks a C object, of which nobody knows what it does)
 PACK_PADDED = torch._VF._pack_padded_sequence
 PAD_PACKED = torch._VF._pad_packed_sequence
+PAD_ROWS = torch._C._nn.pad_sequence
 OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # what torch.ops.x.y and its overloads are
 LEGACY_TYPE = type(torch.FloatTensor)  # the metaclass of torch's old tensor types, whose isinstance() asks the dtype
 # torch.ops, torch.ops.x and torch.ops.x.y find what is asked of them when it is first asked, and keep it.

@@ -3,6 +3,7 @@ of which stands at two places by chance. Items are one place: what a few capture
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import warnings
@@ -95,6 +96,64 @@ def test_it_settles_and_never_runs_natively(use: str, held: str, drawn: str) -> 
         found = misses(use, held, drawn)
     assert not [w for w in told if "natively now" in str(w.message)]
     assert not [i for i in found if i > SETTLED], found
+
+
+def collated(batch: list[list[int]], x: torch.Tensor) -> torch.Tensor:
+    batch = sorted(batch, key=len, reverse=True)
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in batch], batch_first=True) * x.sum()
+
+
+def unsorted(batch: list[list[int]], x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in batch], padding_value=0.5) + x.sum()
+
+
+@pytest.mark.parametrize("used", [collated, unsorted])
+def test_batches_of_lists_of_several_lengths_settle(used: Callable[..., torch.Tensor]) -> None:
+    captured, found, rng = capture(used, backend="eager"), [], random.Random(4)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(CALLS):
+            batch = [[rng.randrange(9) for _ in range(rng.randint(2, 9))] for _ in range(4)]
+            before, x = stats(captured).misses, torch.full((2,), 1.0 + i)
+            assert torch.equal(captured([*batch], x), used([*batch], x))
+            found += [i] * (stats(captured).misses > before)
+    assert not [w for w in told if "natively now" in str(w.message)]
+    assert not [i for i in found if i > SETTLED], found
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_rows_of_several_lengths_are_padded_to_the_longest_in_one_graph(first: bool) -> None:
+    """Which of them is the longest is no guard; gradients go to each."""
+
+    def step(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        padded = torch.nn.utils.rnn.pad_sequence([row * 2 for row in rows], batch_first=first, padding_value=3.0)
+        (padded**2).sum().backward()
+        return padded * padded.shape[1 if first else 0], *(row.grad for row in rows)
+
+    captured = capture(step, backend="eager")
+    for lengths in ((4, 3, 2), (2, 5, 3), (3, 2, 7), (5, 4, 6), (6, 8, 2), (7, 7, 7)):
+        given = [torch.randn(n, 3) for n in lengths]
+        found = captured(*(g.clone().requires_grad_() for g in given))
+        wanted = step(*(g.clone().requires_grad_() for g in given))
+        assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(found, wanted, strict=True))
+    assert stats(captured).misses <= 3 and stats(captured).breaks == 0
+
+
+def test_a_ring_that_fills_is_a_log() -> None:
+    """As a list that holds what it held and more: after two captures its contents are no constants."""
+    ring: collections.deque = collections.deque(maxlen=20)
+
+    def step(x: torch.Tensor) -> float:
+        ring.append(x.sum().item())
+        return sum(ring) / len(ring)
+
+    captured, calls = capture(step, backend="eager"), []
+    for i in range(25):
+        before = stats(captured).misses
+        found = captured(torch.full((2,), 1.0 + i))
+        assert found == sum(ring) / len(ring)
+        calls += [i] * (stats(captured).misses > before)
+    assert max(calls) <= 6, calls
 
 
 SWITCHED_OFF = [(varying, "containers_of", "a list"), (VaryingPlaces, "refuse_walk", "a tuple")]

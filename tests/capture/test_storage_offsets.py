@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -98,3 +99,66 @@ def test_a_backend_of_torchs_is_given_each_offset_by_itself():
     for begin in (0, 1, 2):
         captured(torch.arange(8.0)[begin : begin + 4])
     assert stats(captured).graphs == 3
+
+
+# A view at a position that only the running step knows: how the position comes, what is taken there, what asks.
+POSITIONS = {
+    "a number of the call": lambda n, t: n,
+    "item()": lambda n, t: t.item(),
+    "a tensor": lambda n, t: t,
+    "computed": lambda n, t: int((t * 2).sum()) // 2,
+}
+TAKEN = {
+    "a row": lambda x, i: x[i],
+    "a row of a part": lambda x, i: x[1:][i],
+    "within a row": lambda x, i: x[1, i],
+    "columns": lambda x, i: x[:, i],
+    "a part of a row": lambda x, i: x[i, 1:3],
+}
+ASKING = {
+    "its offset": lambda view, x: view.storage_offset(),
+    "of a view of it": lambda view, x: view.unsqueeze(0).storage_offset(),
+    "whether it is another": lambda view, x: view.is_set_to(x[1]),
+    "as its data": lambda view, x: (setattr(view, "data", x[1]), view + 1)[1],
+    "as another dtype": lambda view, x: view.view(torch.int64),
+    "as complex": lambda view, x: torch.view_as_complex(view.unflatten(-1, (-1, 2))),
+    "its numbers": lambda view, x: view * 2,
+}
+
+
+def told(step, *given):
+    try:
+        found = step(*given)
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__
+    return (found.dtype, found.tolist()) if isinstance(found, torch.Tensor) else found
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize("position, taken, asking", [*itertools.product(POSITIONS, TAKEN, ASKING)])
+def test_a_view_begins_where_the_running_step_says(position, taken, asking):
+    def step(x, n, t):
+        return ASKING[asking](TAKEN[taken](x, POSITIONS[position](n, t)), x)
+
+    captured = capture(step, backend="eager")
+    for n in (2, 1, 0, 2, 1, 0):
+        x, t = torch.arange(24.0).view(4, 6), torch.tensor(n)
+        assert told(captured, x.clone(), n, t) == told(step, x.clone(), n, t)
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_a_number_that_selects_is_no_constant(taken):
+    """Also where it is 0 or 1 today, which as a size would be one."""
+    captured = capture(lambda x, n: TAKEN[taken](x, n) * 2, backend="eager")
+    for n in (2, 1, 0, 2, 1, 0):
+        x = torch.arange(24.0).view(4, 6)
+        assert torch.equal(captured(x, n), TAKEN[taken](x, n) * 2)
+    assert stats(captured).misses == 2
+
+
+def test_a_view_of_real_numbers_as_complex_ones_is_a_break_where_torch_cannot_describe_it():
+    captured = capture(lambda z: z * 2, backend="eager")
+    for n in (1, 2, 0):
+        z = torch.view_as_complex(torch.arange(24.0).view(4, 6)[n].unflatten(-1, (-1, 2)))
+        assert torch.equal(captured(z), z * 2)
+    assert not stats(captured).graphs
