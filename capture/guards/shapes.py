@@ -70,6 +70,8 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         return
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
+    if any(torch_private.is_simulated(proxy.real) for proxy in tensors.inputs):
+        predicate = torch_private.asked_of_one_rank(predicate)
     predicate.relation = text  # what an exported step writes down
     predicate.numbers = [(s, f"t{i}" in settled) for i, s in enumerate(sources) if f"t{i}" in places.values()]
     shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)

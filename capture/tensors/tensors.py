@@ -151,8 +151,9 @@ class TensorOperations:
         return self.add_input(real, fake, source)
 
     def on_ranks(self, real: torch.Tensor) -> bool:
-        """Whether an input's rows live on ranks, and the graph can have it."""
-        return lies_on_ranks(real) and (self.whole_step or isinstance(real, torch.nn.Parameter))
+        """Whether an input's rows live on ranks, or all ranks are simulated, and the graph can have it."""
+        whole = self.whole_step or isinstance(real, torch.nn.Parameter)
+        return torch_private.is_simulated(real) or (lies_on_ranks(real) and whole)
 
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()

@@ -24,8 +24,20 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+<<<<<<< HEAD
 from .torch_pointwise import Fakes
 from .torch_private import ON_FAKES, PASSED_OVER, is_symbolic, owns_storage, tree_leaves
+=======
+from .torch_private import (
+    ON_FAKES,
+    PASSED_OVER,
+    is_simulated,
+    is_symbolic,
+    of_one_rank,
+    owns_storage,
+    tree_leaves,
+)
+>>>>>>> m/ready/ranks
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 CONCRETE_IN_C = {"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"}
@@ -88,6 +100,12 @@ class FakeWorld:
 
         required: whether it required gradients when the graph began, where that has run in part.
         """
+        if is_simulated(tensor):
+            one = of_one_rank(tensor).detach().requires_grad_(tensor.requires_grad)
+            fake = self.fakify(one, name, dynamic_dims, required)
+            if isinstance(tensor, torch.nn.Parameter):
+                fake._is_param = True
+            return fake
         if torch.is_inference_mode_enabled() and not tensor.is_inference():
             with torch.inference_mode(False):  # a tensor from before that is first met there can still be trained
                 return self.fakify(tensor, name, dynamic_dims, required)

@@ -122,7 +122,12 @@ NAMES = {
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state": "whose gradients FSDP2 averages",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": "the same",
     "torch.distributed._local_tensor.LocalTensor": "a tensor of all ranks",
+    "torch.distributed._local_tensor.LocalTensor._local_tensors": "what each rank has of one",
     "torch.distributed._local_tensor.LocalTensorMode": "operators on such",
+    "torch.distributed._local_tensor._c10d._prepare_collective_groups": "the groups along an axis of a mesh",
+    "torch.distributed._local_tensor.enabled_local_tensor_mode": "and operators run for all of them",
+    "torch.distributed._local_tensor.local_tensor_mode": "whether ranks are simulated",
+    "torch.distributed._local_tensor.maybe_run_for_local_tensor": "what Python does for each rank",
     # torch.compile
     "torch._C._dynamo.guards.GlobalStateGuard": "torch's global switches, in one guard",
     "torch._dynamo.decorators.graph_break": "asks torch.compile for a break, which is nothing here",

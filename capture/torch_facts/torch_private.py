@@ -413,15 +413,60 @@ def preserved_state() -> Iterator[None]:
 
 
 def user_mode() -> Any:
-    """The innermost mode that sees each operator and is not a default device, None if there is none."""
+    """The innermost mode that sees each operator and is no default device or simulated rank, None if there is none."""
     for count, at in (
         (torch._C._len_torch_dispatch_stack(), torch._C._get_dispatch_stack_at),
         (torch._C._len_torch_function_stack(), torch._C._get_function_stack_at),
     ):
         for position in reversed(range(count)):
-            if not isinstance(mode := at(position), DeviceContext):
+            if not isinstance(mode := at(position), DeviceContext) and not is_simulation(mode):
                 return mode
     return None
+
+
+def local_tensors() -> Any:
+    """torch's module of ranks in one process, if the program has such ranks."""
+    return sys.modules.get("torch.distributed._local_tensor")
+
+
+def is_simulation(mode: Any) -> bool:
+    """Whether a mode runs each operator for all ranks of a mesh."""
+    return (module := local_tensors()) is not None and type(mode) is module.LocalTensorMode
+
+
+@contextlib.contextmanager
+def as_first_rank() -> Iterator[None]:
+    """Operators are those of one rank, where the program simulates many."""
+    module = local_tensors()
+    with contextlib.nullcontext() if module is None else module.maybe_disable_local_tensor_mode():
+        yield
+
+
+def is_simulated(tensor: Any) -> bool:
+    """Whether a tensor holds what each of many ranks has, where the program simulates those."""
+    return (module := local_tensors()) is not None and type(tensor) is module.LocalTensor
+
+
+def dims_by_rank(tensor: Any) -> set[int]:
+    """The axes along which a simulated tensor's size is another one on some ranks."""
+    return {d for d, size in enumerate(tensor.shape) if type(size) is not int} if is_simulated(tensor) else set()
+
+
+def of_one_rank(tensor: Any) -> torch.Tensor:
+    """A simulated tensor as a rank has it, and where sizes differ, as a rank with the largest has it, of 2 at least:
+    all ranks have one graph, in which those vary. Any other tensor as it is."""
+    if not is_simulated(tensor):
+        return tensor
+    each = list(tensor._local_tensors.values())
+    if not (varies := dims_by_rank(tensor)):
+        return each[0]
+    sizes = [max(2, *(one.shape[d] for one in each)) if d in varies else n for d, n in enumerate(each[0].shape)]
+    return each[0].new_empty(sizes)
+
+
+def asked_of_one_rank(predicate: Callable[..., bool]) -> Callable[..., bool]:
+    """A question about sizes that takes simulated tensors too."""
+    return lambda *tensors: predicate(*map(of_one_rank, tensors))
 
 
 def is_default_device(device: torch.device) -> bool:

@@ -15,6 +15,7 @@ from moebius.lowering import OWN
 from ..options import Options
 from ..regions.conditional_lists import Lists
 from ..tensors.bounds import Bounds
+from ..torch_facts import torch_private
 from .blockers import Stop
 
 # Why backward runs between two graphs, and what to do.
@@ -159,4 +160,6 @@ class Assumptions:
             chosen |= self.marked(tensor)
         if self.dynamic is False:
             chosen = set()
-        return tuple(d for d in sorted(chosen) if d < tensor.dim() and tensor.shape[d] > 1)
+        chosen |= torch_private.dims_by_rank(tensor)
+        sizes = torch_private.of_one_rank(tensor).shape
+        return tuple(d for d in sorted(chosen) if d < tensor.dim() and sizes[d] > 1)

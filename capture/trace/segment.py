@@ -101,6 +101,7 @@ class Segment:
     continuations: list[weakref.ref[Any]] = field(default_factory=list)
 
 
+@torch_private.as_first_rank()
 def build(
     attempt: Trace,
     options: Options,

@@ -230,7 +230,7 @@ class Trace:
             detail = "it is called inside of torch.func.grad, vmap or the like"
             self.not_entered(Break("function transform", detail, "it runs natively; capture what calls the transform"))
             return
-        with torch_private.preserved_state(), contextlib.closing(self.inference):
+        with torch_private.preserved_state(), torch_private.as_first_rank(), contextlib.closing(self.inference):
             try:
                 frame = self.frame = self.enter_frame()
             except Break as stop:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import traffic
 from moebius.lowering.distribution.rendezvous import group_of, headers
+from moebius.lowering.distribution.torch_private import by_rank, for_each_rank
 from moebius.lowering.planner.traffic import HEADER_BYTES, reduced_bytes
 
 
@@ -21,13 +22,11 @@ def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = 
     """
     differs, others = 0, int(bool(trouble))
     for axis, mine in value.items() if isinstance(value, dict) else ((axis, value) for axis in range(mesh.ndim)):
-        mine %= 1 << 60
         if (ranks := mesh.size(axis)) > 1:
-            told = torch.full((ranks,), mine * 4 + others * 2 + differs, device=mesh.device_type)
-            found = headers(group_of(mesh.get_group(axis)), told, what).tolist()
-            traffic.add("header", HEADER_BYTES * (ranks - 1))
-            others = max(number >> 1 & 1 for number in found)
-            differs = int(any(number & 1 or number >> 2 != mine for number in found))
+            told = in_a_number(ranks, mine, others, differs, mesh.device_type)
+            others, differs = in_words(headers(group_of(mesh.get_group(axis)), told, what), mine)
+            for _ in by_rank(told):
+                traffic.add("header", HEADER_BYTES * (ranks - 1))
     if trouble:
         raise DistributionError(trouble)
     if others:
@@ -35,13 +34,27 @@ def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = 
     return not differs
 
 
+@for_each_rank
+def in_a_number(ranks: int, mine: int, others: int, differs: int, device: str) -> torch.Tensor:
+    """[ranks]: what a rank says to each."""
+    return torch.full((ranks,), mine % (1 << 60) * 4 + others * 2 + differs, device=device)
+
+
+@for_each_rank
+def in_words(found: torch.Tensor, mine: int) -> tuple[int, int]:
+    """Of what all ranks say: whether one has trouble, and whether one differs or knows of one that does."""
+    numbers = found.tolist()
+    differs = any(number & 1 or number >> 2 != mine % (1 << 60) for number in numbers)
+    return max(number >> 1 & 1 for number in numbers), int(differs)
+
+
 def all_reduce(tensor: torch.Tensor, mesh: Any, axes: Any, purpose: str, how: Any = dist.ReduceOp.SUM) -> None:
     """All-reduce in place over these axes of a mesh, and count what it sends. Collective."""
     for axis in axes:
         if mesh.size(axis) > 1:
-            group = mesh.get_group(axis)
-            group_of(group).wait(dist.all_reduce(tensor, how, group=group, async_op=True))
-            traffic.add(purpose, reduced_bytes(tensor.numel() * tensor.element_size(), mesh.size(axis)))
+            group_of(mesh.get_group(axis)).all_reduce(tensor, how)
+            for part in by_rank(tensor):
+                traffic.add(purpose, reduced_bytes(part.nbytes, mesh.size(axis)))
 
 
 def copy_from_first_rank(tensor: torch.Tensor, mesh: Any) -> None:
@@ -51,7 +64,6 @@ def copy_from_first_rank(tensor: torch.Tensor, mesh: Any) -> None:
         return
     buffer = value.contiguous()
     for axis in range(mesh.ndim):
-        group = mesh.get_group(axis)
-        group_of(group).wait(dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group, async_op=True))
-    if buffer.data_ptr() != value.data_ptr():
+        group_of(mesh.get_group(axis)).copy_from_first(buffer)
+    if buffer is not value:
         value.copy_(buffer)

@@ -10,7 +10,9 @@ an expert of it: a token with two experts on one rank travels once), U rows that
 """
 from __future__ import annotations
 
+import functools
 import threading
+import zlib
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -31,6 +33,23 @@ def remember_group(group: dist.ProcessGroup) -> str:
     """The name under which the operators find this process group (operators take no objects)."""
     _GROUPS[group.group_name] = group_of(group)
     return group.group_name
+
+
+def remember_axis(mesh: Any, axis: int) -> str:
+    """The same of a mesh's axis. All ranks of the mesh have the same name for it, whichever of its groups is theirs, so
+    that their graphs are the same text."""
+    name = axis_name(mesh, axis)
+    group = _GROUPS[name] = group_of(mesh.get_group(axis))
+    group.name = name
+    return name
+
+
+@functools.cache
+def axis_name(mesh: Any, axis: int) -> str:
+    """What the ranks of a mesh call one of its axes."""
+    dim = mesh.mesh_dim_names[axis] if mesh.mesh_dim_names else axis
+    ranks = zlib.crc32(repr(mesh.mesh.tolist()).encode())
+    return f"{dim} of {'x'.join(map(str, mesh.mesh.shape))} ranks {ranks:08x}"
 
 
 def find_group(name: str) -> Group:

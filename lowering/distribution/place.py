@@ -21,7 +21,7 @@ from torch import fx
 
 from moebius.kernels import experts
 from moebius.lowering.distribution.backward import promises
-from moebius.lowering.distribution.exchange import remember_group
+from moebius.lowering.distribution.exchange import remember_axis
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
@@ -59,7 +59,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
         _gather_where_used(gm)
         gm.recompile()
         return gm
-    group_name = remember_group(mesh.get_group(axis))
+    group_name = remember_axis(mesh, axis)
     rank = mesh.get_local_rank(axis)
     chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
     for node in regions:

@@ -12,9 +12,8 @@ from moebius.lowering.distribution.agree import agree, copy_from_first_rank
 from moebius.lowering.distribution.errors import PlacementError
 from moebius.lowering.distribution.plan import Plan
 from moebius.lowering.distribution.reduce import release, watch_again
-from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, shard_rows
+from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, own_rows, shard_rows, sharded
 from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
-from moebius.lowering.planner.traffic import chunk_span
 
 
 def place_parameters(
@@ -95,13 +94,12 @@ def to_graph_input(tensor: Any, conversion: str) -> Any:
 
 def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.nn.Parameter:
     axis = placements.index(Shard(0))
-    low, high = chunk_span(parameter.shape[0], mesh.size(axis), mesh.get_local_rank(axis))
     whole = parameter.detach()
     inner = DTensor.from_local(
-        whole[low:high].clone(memory_format=torch.contiguous_format), mesh, placements, run_check=False,
+        own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis)), mesh, placements, run_check=False,
         shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride(),
     )
-    split = torch.nn.Parameter(Sharded(inner), parameter.requires_grad)
+    split = torch.nn.Parameter(sharded(inner), parameter.requires_grad)
     if parameter.grad is not None:
         split.grad = shard_rows(parameter.grad, inner)
     return split

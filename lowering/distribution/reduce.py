@@ -28,6 +28,7 @@ from moebius.lowering.distribution.torch_private import (
     accumulates,
     at_end_of_backward,
     backward_number,
+    by_rank,
     fully_sharded,
     tree_leaves,
     writes,
@@ -139,7 +140,7 @@ class Reducer:
                 touched.add(place)
         with torch.no_grad():
             mine = zlib.crc32(repr(sorted(touched)).encode()) ^ self.signature
-            values = {axis: mine ^ value for axis, value in self.digests(self.sampled(touched)).items()}
+            values = self.digests(self.sampled(touched), mine)
             alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched, written))
             if not alike:
                 touched = self.reached_anywhere(touched)
@@ -193,9 +194,9 @@ class Reducer:
         along = [*range(self.mesh.ndim)], data_axes(self.mesh, self.axis)
         return [Weights(whole, iteration, along[0]), Weights(local, iteration, along[1])]
 
-    def digests(self, weights: list[Weights]) -> dict[int, int]:
-        """Of what the ranks along each axis of the mesh have alike."""
-        return {axis: digest(weights, axis) for axis in (*data_axes(self.mesh, self.axis), self.axis)}
+    def digests(self, weights: list[Weights], value: int = 0) -> dict[int, int]:
+        """Of ``value``, and of what the ranks along each axis of the mesh have alike."""
+        return {axis: digest(weights, axis, value) for axis in (*data_axes(self.mesh, self.axis), self.axis)}
 
     def compare_weights(self, weights: list[Weights]) -> None:
         """Raise, on all ranks, where they are apart. Collective."""
@@ -220,8 +221,9 @@ class Reducer:
             ranks *= self.mesh.size(axis)
         while axes and grads:
             size, count = 0, 0
-            while count < len(grads) and (not count or size + grads[count].nbytes <= BUCKET):
-                size += grads[count].nbytes
+            most = [max(part.nbytes for part in by_rank(grad)) for grad in grads]
+            while count < len(grads) and (not count or size + most[count] <= BUCKET):
+                size += most[count]
                 count += 1
             bucket, grads = grads[:count], grads[count:]
             flat = torch.cat([grad.reshape(-1) for grad in bucket]).div_(ranks)  # first: a sum may overflow

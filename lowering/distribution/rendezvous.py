@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moebius.lowering.distribution.alive import condition, this_process
-from moebius.lowering.distribution.errors import RanksDisagreeError
-from moebius.lowering.distribution.torch_private import default_store
+from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
+from moebius.lowering.distribution.torch_private import LocalTensor, default_store, simulated_ranks
 from moebius.lowering.step.optimizer_steps import TAKEN
 
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
@@ -135,6 +135,13 @@ class ProcessGroup:
     def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
         self.wait(dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True))
 
+    def all_reduce(self, tensor: Tensor, how: Any) -> None:
+        self.wait(dist.all_reduce(tensor, how, group=self.group, async_op=True))
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        first = dist.get_global_rank(self.group, 0)
+        self.wait(dist.broadcast(tensor, first, group=self.group, async_op=True))
+
     def wait(self, work: Any) -> None:
         """For a collective of the group, as long as no rank of it has failed, is stopped or gone."""
         self.begun += 1
@@ -232,6 +239,45 @@ class ProcessGroup:
         return f"moebius/{self.group.group_name}/{name}"
 
 
+class FakeGroup(ProcessGroup):
+    """A Group over torch's fake one. Its other ranks do not exist, and are taken to have what this one has; or, under
+    LocalTensorMode, they all do, and torch has what each sends."""
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        if self.has_all(sent):
+            super().all_to_all(received, sent, back, out)
+        else:
+            received.copy_(sent)
+
+    def all_reduce(self, tensor: Tensor, how: Any) -> None:
+        if self.has_all(tensor):
+            super().all_reduce(tensor, how)
+        elif how == dist.ReduceOp.SUM:
+            tensor.mul_(self.size())
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        if self.has_all(tensor):
+            super().copy_from_first(tensor)
+
+    def has_all(self, tensor: Tensor) -> bool:
+        """Whether a tensor is of all ranks. Raises DistributionError where they are simulated, and it is of one."""
+        if simulated_ranks() is not None and not isinstance(tensor, LocalTensor):
+            raise DistributionError(
+                "a collective of simulated ranks (LocalTensorMode) was given an ordinary tensor; make the model, its "
+                "optimizer and what the step reads within the mode"
+            )
+        return isinstance(tensor, LocalTensor)
+
+    def wait(self, work: Any) -> None:
+        work.wait()
+
+    def tell(self, words: str, kind: str = "") -> list[str]:
+        return [words] * self.size()
+
+    def announce(self, words: str) -> None:
+        pass
+
+
 GROUPS: dict[str, ProcessGroup] = {}
 
 
@@ -239,7 +285,8 @@ def group_of(group: dist.ProcessGroup) -> ProcessGroup:
     """The one ProcessGroup of a group of torch's, which counts its meetings."""
     known = GROUPS.get(group.group_name)
     if known is None or known.group is not group:
-        known = GROUPS[group.group_name] = ProcessGroup(group)
+        kind = FakeGroup if dist.get_backend(group) == "fake" else ProcessGroup
+        known = GROUPS[group.group_name] = kind(group)
     return known
 
 

@@ -7,7 +7,7 @@ DTensor inside: DTensor stays the engine that knows how operators and shards go 
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.torch_private import (
+    LocalTensor,
+    for_each_rank,
     is_mutable,
     is_view,
     tree_flatten,
@@ -30,7 +32,13 @@ from moebius.lowering.step.hooks import RankHook
 SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
 
 
-class Sharded(torch.Tensor):
+if TYPE_CHECKING:
+    Base = torch.Tensor
+else:
+    Base = object
+
+
+class Sharded(Base):
     """A tensor whose first axis is split over the ranks of one mesh axis; its meaning is that of the whole tensor.
 
     Shape, strides and dtype are the whole tensor's. A result stays sharded where each of its rows depends on the same
@@ -44,12 +52,6 @@ class Sharded(torch.Tensor):
     shards: DTensor
     leaf_hook: Any = None
     stands_for_parameter = True  # to capture: users' code sees a torch.nn.Parameter here
-
-    @staticmethod
-    def __new__(cls, shards: DTensor, requires_grad: bool = False) -> Sharded:
-        self = wrapper_tensor(cls, shards, requires_grad)
-        self.shards = shards
-        return self
 
     @property
     def local(self) -> torch.Tensor:
@@ -112,7 +114,7 @@ class Sharded(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            twin: Any = Sharded(self.shards.detach().clone())  # type: ignore[arg-type]
+            twin: Any = sharded(self.shards.detach().clone())  # type: ignore[arg-type]
             if isinstance(self, torch.nn.Parameter):
                 twin = torch.nn.Parameter(twin, self.requires_grad)
             if self.requires_grad:
@@ -150,7 +152,7 @@ class Sharded(torch.Tensor):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return Sharded(value) if _split_by_rows(value) else seal(gather(value, asked))
+            return sharded(value) if _split_by_rows(value) else seal(gather(value, asked))
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
@@ -187,6 +189,24 @@ class Sharded(torch.Tensor):
             if is_mutable(func):
                 raise
             return on_whole_tensors()  # DTensor has no rule for this operator (unbind of the split axis, say)
+
+
+class ShardedTensor(Sharded, torch.Tensor):
+    """In the place of an ordinary tensor."""
+
+
+class SimulatedShardedTensor(Sharded, torch.Tensor):
+    """In the place of a tensor with what each of many simulated ranks has, whose layout this is."""
+
+    __slots__ = tuple(LocalTensor.__slots__)
+
+
+def sharded(shards: DTensor) -> Sharded:
+    """A tensor whose rows these are."""
+    kind: Any = SimulatedShardedTensor if isinstance(shards.to_local(), LocalTensor) else ShardedTensor
+    self: Sharded = wrapper_tensor(kind, shards, False)
+    self.shards = shards
+    return self
 
 
 def _with_own_data(func: Any, flat: list[Any]) -> bool:
@@ -252,13 +272,20 @@ def _split_by_rows(value: DTensor) -> bool:
 def shard_rows(full: torch.Tensor, like: DTensor) -> Sharded:
     """This rank's rows, copied, of an ordinary tensor that is equal on all ranks; laid out as ``like``."""
     axis = split_axis(like)
-    low, high = chunk_span(full.shape[0], like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis))
-    return _sharded(full.detach()[low:high].clone(), full.shape, like)
+    mine = own_rows(full.detach(), like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis))
+    return _sharded(mine, full.shape, like)
+
+
+@for_each_rank
+def own_rows(whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """A copy of a rank's rows of what all ranks have."""
+    low, high = chunk_span(whole.shape[0], ranks, rank)
+    return whole[low:high].clone(memory_format=torch.contiguous_format)
 
 
 def _sharded(local: torch.Tensor, shape: torch.Size, like: DTensor) -> Sharded:
     stride = torch.empty(shape, device="meta").stride()
-    return Sharded(
+    return sharded(
         DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
     )
 

@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebius.lowering.distribution import exchange, expert_parallel
-from moebius.lowering.distribution.torch_private import local_sizes, local_tensor_types, tree_map
-
-LocalTensor: Any
-LocalTensor, LocalTensorMode = local_tensor_types()
+from moebius.lowering.distribution import exchange, expert_parallel, weighing
+from moebius.lowering.distribution.torch_private import (
+    LocalTensor,
+    LocalTensorMode,
+    collective_groups,
+    enabled_ranks,
+    local_sizes,
+    local_tensor,
+    parameters_of,
+    tree_map,
+)
 
 OPERATORS = (
     exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.pad_experts,
@@ -77,19 +83,20 @@ class SimulatedGroup:
 def of_rank(value: Any, rank: int) -> Any:
     """What one rank has of a value: of a tensor, or of a size that is another one on each."""
     if isinstance(value, LocalTensor):
-        return value._local_tensors[rank]
+        return local_tensor(value, rank)
     return local_sizes(value).get(rank, value) if isinstance(value, torch.SymInt) else value
 
 
 def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """One operator for all ranks of the mode. What fails on a rank is raised here."""
-    ranks = len(mode.ranks)
-    meeting = Meeting(ranks)
-    results: list[Any] = [None] * ranks
+    if enabled_ranks() is None:  # fakes, of one rank
+        return operator(*args, **kwargs)
+    name = {**dict(zip(parameters_of(operator), args, strict=False)), **kwargs}["group_name"]
+    results: dict[int, Any] = {}
     failures: list[BaseException] = []
 
-    def run(rank: int) -> None:
-        exchange.simulated.group = SimulatedGroup(rank, ranks, meeting)
+    def run(group: SimulatedGroup, rank: int) -> None:
+        exchange.simulated.group = group
         try:
             own = tree_map(lambda v: of_rank(v, rank), (args, kwargs))
             with torch.no_grad():
@@ -97,21 +104,40 @@ def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[st
         except BaseException as failure:
             if not isinstance(failure, threading.BrokenBarrierError):
                 failures.append(failure)
-            meeting.barrier.abort()
+            group.meeting.barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    threads = []
+    for members in groups_like(exchange.find_group(name)):
+        meeting = Meeting(len(members))
+        for place, rank in enumerate(members):
+            group = SimulatedGroup(place, len(members), meeting)
+            threads.append(threading.Thread(target=run, args=(group, rank)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    if isinstance(results[0], tuple | list):
-        return type(results[0])(LocalTensor(dict(enumerate(values))) for values in zip(*results, strict=True))
-    return LocalTensor(dict(enumerate(results)))
+    first, *_ = results.values()
+    if isinstance(first, tuple | list):
+        return type(first)(LocalTensor({r: result[i] for r, result in results.items()}) for i in range(len(first)))
+    return LocalTensor(results)
 
 
-def simulate() -> None:
-    """From now on the exchange operators work under LocalTensorMode, whose ranks are those of the experts' group."""
-    for operator in OPERATORS:
-        operator.register_torch_dispatch(LocalTensorMode, run_ranks)
+def groups_like(group: Any) -> list[list[int]]:
+    """The ranks of a group of one rank, and of the groups of other ranks along the same axis of a mesh."""
+    ranks, offsets, _ = collective_groups(group.group)
+    return [[offset + rank for rank in ranks] for offset in offsets]
+
+
+def share_of_tokens(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Its own code, on tensors of all ranks: it exchanges nothing but headers."""
+    if enabled_ranks() is None:
+        return operator(*args, **kwargs)
+    with LocalTensorMode(mode.ranks):  # (entered twice, one would be off afterwards)
+        return weighing.share(*args, **kwargs)
+
+
+for each in OPERATORS:
+    each.register_torch_dispatch(LocalTensorMode, run_ranks)
+weighing.share_of_tokens.register_torch_dispatch(LocalTensorMode, share_of_tokens)

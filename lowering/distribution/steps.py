@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.exchange import remember_axis
 from moebius.lowering.distribution.reduce import REDUCERS, is_averaged, reducer_of
 from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.torch_private import writes
@@ -44,7 +45,7 @@ class Averaged:
 
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         meshes = {id(found.mesh): found.mesh for p in parameters if (found := reducer_of(p)) is not None}
-        return tuple(mesh.get_group(axis).group_name for mesh in meshes.values() for axis in range(mesh.ndim))
+        return tuple(remember_axis(mesh, axis) for mesh in meshes.values() for axis in range(mesh.ndim))
 
 
 def refuse(alone: list[torch.Tensor]) -> None:

@@ -5,13 +5,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.distributed._local_tensor import enabled_local_tensor_mode as enabled_ranks
+from torch.distributed._local_tensor import local_tensor_mode as simulated_ranks
+from torch.distributed._local_tensor import maybe_run_for_local_tensor as for_each_rank
+from torch.distributed._local_tensor._c10d import _prepare_collective_groups as collective_groups
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "accumulates", "at_end_of_backward", "backward_number", "default_store", "drop_empty_hooks", "fully_sharded",
-    "has_body", "has_hooks", "is_mutable",
-    "is_view", "local_sizes", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
-    "tree_map", "tree_unflatten", "wrapper_tensor", "writes", "written",
+    "LocalTensor", "LocalTensorMode", "accumulates", "at_end_of_backward", "backward_number", "by_rank",
+    "collective_groups", "default_store", "drop_empty_hooks", "enabled_ranks", "for_each_rank", "fully_sharded",
+    "has_body", "has_hooks",
+    "is_mutable", "is_view", "local_sizes", "local_tensor", "parameters_of", "references", "simulated_ranks",
+    "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "wrapper_tensor", "writes", "written",
 ]
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -25,11 +31,19 @@ def wrapper_tensor(cls: type[T], like: torch.Tensor, requires_grad: bool) -> T:
     )
 
 
-def local_tensor_types() -> tuple[type, type]:
-    """LocalTensor and LocalTensorMode. Loaded when asked for: they are for simulation alone."""
-    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+def by_rank(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor as each rank has it that runs in this process: one, where none are simulated."""
+    return list(tensor._local_tensors.values()) if isinstance(tensor, LocalTensor) else [tensor]
 
-    return LocalTensor, LocalTensorMode
+
+def local_tensor(tensor: Any, rank: int) -> torch.Tensor:
+    """What a rank has of a tensor under LocalTensorMode."""
+    return tensor._local_tensors[rank]
+
+
+def parameters_of(operator: Any) -> list[str]:
+    """The names of an operator's parameters."""
+    return [argument.name for argument in operator._schema.arguments]
 
 
 def local_sizes(size: torch.SymInt) -> dict[int, int]:
@@ -89,6 +103,12 @@ def swap(a: torch.Tensor, b: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(a, b)
     a.__class__, b.__class__ = b.__class__, a.__class__
     a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    for name in getattr(type(a), "__slots__", ()):  # (of ranks that are simulated)
+        held = [(one, getattr(one, name)) for one in (a, b) if hasattr(one, name)]
+        for one, _ in held:
+            delattr(one, name)
+        for one, value in held:
+            setattr(a if one is b else b, name, value)
 
 
 def backward_number() -> int:

@@ -12,8 +12,7 @@ from moebius.lowering.distribution.rendezvous import Call, group_of, headers
 from moebius.lowering.planner.traffic import HEADER_BYTES
 
 
-@torch.library.custom_op("moebius::share_of_tokens", mutates_args=())
-def share_of_tokens(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
+def share(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
     """How many times more tokens this rank has than the ranks of the running call's mesh have on average; 1 where no
     rank has any, and without a mesh. Collective: a header over each axis. owed: as in :func:`rendezvous.headers`."""
     mine = tokens.double().reshape(())
@@ -28,6 +27,9 @@ def share_of_tokens(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
     if bool(total.isnan()):
         raise DistributionError(f"a loss has {tokens.item()} tokens on this rank: on each it is a number, 0 or more")
     return torch.where(total > 0, mine * ranks / total, 1.0).to(loss)
+
+
+share_of_tokens = torch.library.custom_op("moebius::share_of_tokens", share, mutates_args=())
 
 
 @share_of_tokens.register_fake

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from moebius.lowering.distribution.agree import all_reduce
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.sharded import Sharded
+from moebius.lowering.distribution.torch_private import for_each_rank
 
 WEIGHTS = 32  # that are looked at after one backward
 NUMBERS = 128  # of each of those
@@ -32,14 +33,6 @@ class Weights:
     def __init__(self, tensors: Sequence[torch.Tensor | None], iteration: int, axes: Sequence[int]):
         self.tensors, self.axes = tensors, axes
         self.numbers = [None if tensor is None else some(tensor, iteration) for tensor in tensors]
-
-    def digest(self) -> int:
-        """A number that differs where the numbers' bits do."""
-        value = 0
-        for numbers in self.numbers:
-            if numbers is not None and numbers.numel():
-                value = zlib.crc32(numbers.contiguous().view(torch.uint8).cpu().numpy().tobytes(), value)
-        return value
 
     def compare(self, mesh: Any) -> None:
         """Raise DistributionError, on all ranks of the mesh, where the numbers are apart. Collective."""
@@ -65,17 +58,28 @@ class Weights:
             )
 
 
-def digest(weights: Sequence[Weights], axis: int) -> int:
-    """Of all samples that are equal along an axis of the mesh."""
-    value = 0
-    for held in weights:
-        value = value * 3 ^ (held.digest() if axis in held.axes else 0)
-    return value
+def digest(weights: Sequence[Weights], axis: int, value: int) -> int:
+    """Of ``value`` and of all samples that are equal along an axis of the mesh."""
+    return digest_of_bits([numbers for held in weights if axis in held.axes for numbers in held.numbers], value)
+
+
+@for_each_rank
+def digest_of_bits(samples: list[torch.Tensor | None], value: int) -> int:
+    """A number that differs where the numbers' bits do."""
+    bits = 0
+    for numbers in samples:
+        if numbers is not None and numbers.numel():
+            bits = zlib.crc32(numbers.contiguous().view(torch.uint8).cpu().numpy().tobytes(), bits)
+    return value ^ bits
 
 
 def some(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
     """Up to NUMBERS numbers that lie together, of this rank's rows; the next ones in the next iteration."""
-    tensor = tensor.local if isinstance(tensor, Sharded) else tensor.detach()
+    return some_of(tensor.local if isinstance(tensor, Sharded) else tensor.detach(), iteration)
+
+
+@for_each_rank
+def some_of(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     while tensor.dim() > 1 and tensor.numel() > NUMBERS:
         iteration, row = divmod(iteration, tensor.shape[0])

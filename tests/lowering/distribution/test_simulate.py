@@ -11,7 +11,6 @@ from moebius.kernels import experts
 from moebius.lowering.distribution import RanksDisagreeError, RegionShape, expected_bytes, traffic
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch
-from moebius.lowering.distribution.simulate import simulate
 from moebius.lowering.planner.traffic import chunk_span
 
 D, N = 6, 5
@@ -20,7 +19,6 @@ D, N = 6, 5
 @pytest.fixture
 def simulated_ranks():
     """ranks -> the name of a group of so many simulated ranks."""
-    simulate()
 
     def start(ranks):
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())

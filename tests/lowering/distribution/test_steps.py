@@ -17,6 +17,7 @@ import moebius
 from moebius import capture, explain
 from moebius.errors import MeshError
 from moebius.lowering.distribution import DistributionError, RanksDisagreeError
+from moebius.lowering.distribution.exchange import axis_name
 from moebius.lowering.step.optimizer_steps import TAKEN
 
 D = 6
@@ -214,7 +215,7 @@ def count():
     """Steps that are counted; what the hook costs a step that no mesh trains."""
     torch.manual_seed(0)
     mesh, x = mesh_of(dist.get_world_size()), torch.randn(3, D)
-    group, plain = mesh.get_group(0).group_name, nn.Linear(D, D)
+    group, plain = axis_name(mesh, 0), nn.Linear(D, D)
     before = TAKEN[group]
     model = nn.Sequential(nn.Linear(D, D), Layer(D=D, N=D))
     optimizer, run = torch.optim.AdamW(model.parameters()), capture(train, mesh=mesh)
