@@ -24,10 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-<<<<<<< HEAD
 from .torch_pointwise import Fakes
-from .torch_private import ON_FAKES, PASSED_OVER, is_symbolic, owns_storage, tree_leaves
-=======
 from .torch_private import (
     ON_FAKES,
     PASSED_OVER,
@@ -37,7 +34,6 @@ from .torch_private import (
     owns_storage,
     tree_leaves,
 )
->>>>>>> m/ready/ranks
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 CONCRETE_IN_C = {"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"}
