@@ -451,10 +451,9 @@ class TensorOperations:
     # ------------------------------------------------------------------------------------------------------------------
 
     def get_item(self, proxy: TensorProxy, key: Any) -> Any:
-        """``proxy[key]``."""
+        """``proxy[key]``. Of a tensor as index torch would read the value; shape and strides are those of any row."""
         self.offsets.taken(key)
         if is_scalar_index(key):
-            # torch would read the index's value to select; shape and strides are those of any row
             with self.world.mode:
                 if proxy.fake.dim() == 0:
                     raise IndexError(

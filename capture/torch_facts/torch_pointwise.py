@@ -1,8 +1,8 @@
 """Fake operators on rows of unknown number: torch is asked once for each kind of them.
 
-An expert's rows are as many as the data says. torch's cache of fake operators finds nothing where sizes are symbols that
-are new each time, and torch computes such a result in Python: half a millisecond for a product of two tensors, of which
-a loop over experts has thousands.
+An expert's rows are as many as the data says. torch's cache of fake operators finds nothing where sizes are symbols
+that are new each time, and torch computes such a result in Python: half a millisecond for a product of two tensors, of
+which a loop over experts has thousands.
 
 Contract
     Asked of:   an operator that torch itself calls element by element, and conversions of dtype.
@@ -49,12 +49,15 @@ class Fakes(FakeTensorMode):
             self.repeated += 1
             meta = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
             return FakeTensor(self, meta, like.device)
-        found = super().dispatch(func, types, args, kwargs)
+        found: Any = super().dispatch(func, types, args, kwargs)
         if kind not in self.dtypes:
-            alike = type(found) is FakeTensor and found.device == like.device and found.layout is torch.strided
-            alike = alike and sizes(found) == sizes(like) and found.stride() == like.stride()
-            self.dtypes[kind] = found.dtype if alike else None
+            self.dtypes[kind] = found.dtype if looks_like(found, like) else None
         return found
+
+
+def looks_like(found: Any, like: torch.Tensor) -> bool:
+    plain = type(found) is FakeTensor and found.layout is torch.strided and found.device == like.device
+    return plain and sizes(found) == sizes(like) and found.stride() == like.stride()
 
 
 def has_symbols(values: Iterable[Any]) -> bool:
@@ -71,7 +74,7 @@ def is_pointwise(func: Any) -> bool:
     """Whether an operator is a function of each element alone that makes one new tensor."""
     known = POINTWISE.get(func)
     if known is None:
-        schema = getattr(func, "_schema", None)
+        schema: Any = getattr(func, "_schema", None)  # (an operator of higher order has none)
         one = schema is not None and len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
         tagged = func in CONVERSIONS or torch.Tag.pointwise in getattr(func, "tags", ())
         new = one and not any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
@@ -96,8 +99,8 @@ def broadest(operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None
     whole = sizes(like)
     for each in operands:
-        mine = sizes(each)
-        if any(size not in (1, size_of_all) for size, size_of_all in zip(reversed(mine), reversed(whole), strict=False)):
+        pairs = zip(reversed(sizes(each)), reversed(whole), strict=False)
+        if any(size not in (1, in_all) for size, in_all in pairs):
             return None
     return like
 
