@@ -55,5 +55,7 @@ def written(down: fx.Node, rows: fx.Node, storage: Storage) -> Provisional | Non
         for node in [node for node in reversed(graph.nodes) if node not in before]:
             graph.erase_node(node)
         return None
+    for node in [node for node in graph.nodes if node not in before]:  # what another product may read
+        storage.add(node)
     down.replace_all_uses_with(whole)
     return Provisional(down, whole, core)
