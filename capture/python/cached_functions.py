@@ -94,10 +94,8 @@ class CachedFunctions(CallParts):
 
     def are_written(self, met: Iterable[TensorProxy]) -> bool:
         """Whether the step has written to one of these tensors in place, under any name: ``p.data`` is one."""
-        fakes = [p.fake for p in self.tensors.of_fake.values() if is_kind(p.fake, torch.Tensor)]
-        written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
-        tensors = (p.fake for p in met if is_kind(p.fake, torch.Tensor)) if written else ()
-        return any(torch_private.storage_of(fake) in written for fake in tensors)
+        fakes = (p.fake for p in met if is_kind(p.fake, torch.Tensor))
+        return any(map(self.tensors.world.writes_into, fakes))
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         with counted():  # (the answers of a cache are kept when the call runs: it computes them once)

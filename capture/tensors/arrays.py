@@ -104,7 +104,7 @@ class Array(SymbolicObject):
     def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False):
         self.arrays, self.proxy, self.alone = arrays, proxy, alone
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
-        self.version: int | None = None
+        self.version: float | None = None
         self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
 
     @property
@@ -159,7 +159,7 @@ class Array(SymbolicObject):
         count = self.size() if fake.dim() == 1 and self.of_integers() else None
         if count is None or count > FEW:
             self.refuse("the numbers")
-        version = self.arrays.writes(fake)
+        version = tensors.world.writes_into(fake)
         if self.version != version:
             if tensors.writer.scope.parent is not None:
                 self.refuse("the numbers, in a loop over experts or behind a branch on values,")
@@ -270,13 +270,6 @@ class Arrays:
     def __init__(self, domain: ArrayDomain):
         self.domain, self.tensors = domain, domain.tensors
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
-
-    def writes(self, fake: torch.Tensor) -> int:
-        """How often the trace has written into the memory of a tensor, under any name (``.data`` counts by itself)."""
-        memory = torch_private.storage_of(fake)
-        fakes = (proxy.fake for proxy in self.tensors.of_fake.values() if is_kind(proxy.fake, torch.Tensor))
-        shared = [one for one in fakes if torch_private.storage_of(one) == memory]
-        return sum(0 if one.is_inference() else torch_private.version_of(one) for one in shared)
 
     def is_of_lengths(self, value: Any) -> bool:
         """Whether a condition asks for nothing but such a length."""

@@ -6,7 +6,8 @@ Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -24,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .torch_pointwise import Fakes
+from .torch_pointwise import SYMBOLS, PointwiseOnRows
 from .torch_private import (
     ON_FAKES,
     PASSED_OVER,
@@ -32,7 +33,9 @@ from .torch_private import (
     is_symbolic,
     of_one_rank,
     owns_storage,
+    storage_of,
     tree_leaves,
+    version_of,
 )
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
@@ -74,6 +77,53 @@ def sizes_can_vary(tensor: torch.Tensor) -> bool:
     """Whether it can be described with symbolic sizes: a view or a result that holds a gradient cannot."""
     plain = tensor.is_leaf and tensor._base is None
     return plain or not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None
+
+
+class Fakes(FakeTensorMode):
+    """torch's FakeTensorMode, which counts writes and need not ask torch for all."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.pointwise = PointwiseOnRows(self)
+        self.writes: Counter[int] = Counter()  # by storage
+        self.written: list[torch.Tensor] = []  # (kept: a storage that is freed leaves its number to another)
+
+    def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for each in written_by(func, args, kwargs):
+            self.writes[storage_of(each)] += 1
+            self.written.append(each)
+        # torch's cache finds nothing by symbols, which are new each time; making an entry computes the result twice
+        self.cache_enabled = not has_symbols((*args, *kwargs.values()))
+        if self.cache_enabled or self.in_kernel_invocation:
+            return super().dispatch(func, types, args, kwargs)
+        asked = super().dispatch
+        return self.pointwise.result(lambda: asked(func, types, args, kwargs), func, args, kwargs)
+
+
+def has_symbols(values: Iterable[Any]) -> bool:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value._has_symbolic_sizes_strides:
+                return True
+        elif isinstance(value, SYMBOLS) or (isinstance(value, list | tuple) and has_symbols(value)):
+            return True
+    return False
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[FakeTensor]:
+    """What an operator writes into, by its schema."""
+    places = WRITTEN.get(func)
+    if places is None:
+        schema: Any = getattr(func, "_schema", None)  # (an operator of higher order has none)
+        given = schema.arguments if schema is not None and schema.is_mutable else ()
+        places = WRITTEN[func] = [(place, each.name) for place, each in enumerate(given) if each.is_write]
+    values = [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
+    leaves = [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+    return [leaf for leaf in leaves if type(leaf) is FakeTensor and leaf.layout is torch.strided]
+
+
+WRITTEN: dict[Any, list[tuple[int, str]]] = {}
 
 
 class FakeWorld:
@@ -158,6 +208,10 @@ class FakeWorld:
                 return function(*args, **kwargs)
         with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
             return function(*args, **kwargs)
+
+    def writes_into(self, fake: torch.Tensor) -> float:
+        """How often the trace has written into the memory of a tensor, under any name: ``p.data`` is one."""
+        return self.mode.writes[storage_of(fake)] if type(fake) is FakeTensor else version_of(fake)
 
     def symbolic_int(self, value: int, name: str) -> Any:
         """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""

@@ -15,7 +15,7 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,30 +26,25 @@ OPTIONS = (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_form
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Fakes(FakeTensorMode):
-    """torch's FakeTensorMode, which asks torch once for each kind of an operator on rows of unknown number."""
+class PointwiseOnRows:
+    """The results of such operators, for one capture."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
         self.dtypes: dict[Hashable, torch.dtype | None] = {}  # kind -> its result's; None: it looks otherwise
-        self.repeated = 0
 
-    def dispatch(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.cache_enabled = not has_symbols((*args, *kwargs.values()))
-        if self.cache_enabled or self.in_kernel_invocation or not is_pointwise(func):
-            return super().dispatch(func, types, args, kwargs)
+    def result(self, torchs: Callable[[], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an operator gives that has symbols among its arguments. torchs: asks torch."""
+        if not is_pointwise(func):
+            return torchs()
         like = broadest([each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)])
         kind = kind_of(func, args, kwargs) if like is not None else None
         if like is None or kind is None:
-            return super().dispatch(func, types, args, kwargs)
+            return torchs()
         if (dtype := self.dtypes.get(kind)) is not None:
-            self.repeated += 1
             meta = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
-            return FakeTensor(self, meta, like.device)
-        found: Any = super().dispatch(func, types, args, kwargs)
+            return FakeTensor(self.mode, meta, like.device)
+        found = torchs()
         if kind not in self.dtypes:
             self.dtypes[kind] = found.dtype if looks_like(found, like) else None
         return found
@@ -58,16 +53,6 @@ class Fakes(FakeTensorMode):
 def looks_like(found: Any, like: torch.Tensor) -> bool:
     plain = type(found) is FakeTensor and found.layout is torch.strided and found.device == like.device
     return plain and sizes(found) == sizes(like) and found.stride() == like.stride()
-
-
-def has_symbols(values: Iterable[Any]) -> bool:
-    for value in values:
-        if isinstance(value, FakeTensor):
-            if value._has_symbolic_sizes_strides:
-                return True
-        elif isinstance(value, SYMBOLS) or (isinstance(value, list | tuple) and has_symbols(value)):
-            return True
-    return False
 
 
 def is_pointwise(func: Any) -> bool:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moebius import capture
 from moebius.torch_facts import torch_pointwise
-from moebius.torch_facts.torch_fakes import FakeWorld
+from moebius.torch_facts.torch_fakes import Fakes, FakeWorld
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 # sizes of two operands; "n" is a number of rows that nobody knows, "m" another one
@@ -86,7 +86,7 @@ def test_what_is_repeated_is_what_torch_gives(function: Any, monkeypatch: pytest
             args, kwargs = arguments(function, operands, number)
             found = described(function, args, kwargs, ours)
             with monkeypatch.context() as patch:
-                patch.setattr(torch_pointwise.Fakes, "dispatch", FakeTensorMode.dispatch)
+                patch.setattr(Fakes, "dispatch", FakeTensorMode.dispatch)
                 expected = described(function, args, kwargs, ours)
             assert found == expected, (function, form, dtypes, number, again)
 

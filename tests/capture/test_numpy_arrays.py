@@ -14,6 +14,7 @@ from answers import same
 
 from moebius import capture, stats
 from moebius.tensors import arrays
+from moebius.torch_facts import torch_fakes
 
 FOLLOWED, BROKEN = {}, {}
 
@@ -288,8 +289,8 @@ def test_an_array_of_what_needs_a_gradient_is_the_plain_error():
 
 
 def test_its_numbers_are_read_again_once_it_was_written(monkeypatch):
-    """With the tensor's version not looked at, a number from before the write would be used."""
-    monkeypatch.setattr(arrays.torch_private, "version_of", lambda tensor: 0)
+    """With its writes not counted, a number from before the write would be used."""
+    monkeypatch.setattr(torch_fakes.FakeWorld, "writes_into", lambda world, fake: 0)
     with pytest.raises(AssertionError):
         compare(changed_while_it_is_read)
 
