@@ -211,7 +211,8 @@ class FakeWorld:
 
     def writes_into(self, fake: torch.Tensor) -> float:
         """How often the trace has written into the memory of a tensor, under any name: ``p.data`` is one."""
-        return self.mode.writes[storage_of(fake)] if type(fake) is FakeTensor else version_of(fake)
+        version = version_of(fake)  # (a DTensor's writes are its local tensor's)
+        return max(self.mode.writes[storage_of(fake)], version) if type(fake) is FakeTensor else version
 
     def symbolic_int(self, value: int, name: str) -> Any:
         """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""
