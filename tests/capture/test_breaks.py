@@ -657,6 +657,25 @@ def test_a_true_answer_that_only_leads_to_an_exception_is_not_given():
     assert torch.equal(captured(x), step(x))
 
 
+def test_a_side_exit_comes_before_a_true_answer():
+    """As transformers' masks: a mask that hides nothing is None, unless the model is compiled."""
+
+    def hiding(mask):
+        if not torch.compiler.is_compiling() and mask.all():
+            return None
+        return mask
+
+    def step(x, mask):
+        hidden = hiding(mask)
+        return x * 2 if hidden is None else x * 3 * hidden
+
+    captured = capture(step, backend="eager")
+    for some in ([True, True], [True, True], [True, False], [True, True]):
+        x, mask = torch.randn(2), torch.tensor(some)
+        assert torch.equal(captured(x, mask), step(x, mask))
+    assert stats(captured).breaks == 0
+
+
 def other_numbers(gm, _):
     """A backend of torch.compile's that rounds (or draws) otherwise, by far."""
     return lambda *args: [result + 1 for result in gm(*args)]
