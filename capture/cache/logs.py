@@ -12,8 +12,8 @@ import os
 import sys
 import warnings
 
+from ..guards.sources import for_people
 from ..trace.segment import Segment
-from .recompiles import for_people
 
 NAMES = ("breaks", "guards", "recompiles", "graphs", "experts")
 OURS = logging.getLogger("moebius")

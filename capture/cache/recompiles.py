@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from ..guards import hints
 from ..guards.program import changed_in_class, changed_key, describe_object
 from ..guards.recorder import Fact, describe
+from ..guards.sources import for_people
 from ..hook import ABSENT
 from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
-STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
 LOCAL = re.compile(r"L\['(\w+)'\]")
-LEFT = "what the graph break left"
 R = TypeVar("R", bound=Any)
 
 
@@ -109,11 +108,6 @@ def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str
 def named_by(operand: Any) -> tuple[Any, ...]:
     """The names in an instruction's operand (from 3.13 on one may load two locals)."""
     return operand if isinstance(operand, tuple) else (operand,)
-
-
-def for_people(name: str) -> str:
-    """The name of a place without the names that only a continuation's code has."""
-    return STACK.sub(LEFT, name)
 
 
 def shown(record: R, code: types.CodeType) -> R:

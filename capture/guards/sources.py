@@ -9,10 +9,19 @@ Nobody changes a source. (They are not frozen dataclasses: a trace makes thousan
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from moebius.interpreter import is_kind
+
+STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
+LEFT = "what the graph break left"
+
+
+def for_people(name: str) -> str:
+    """The name of a place without the names that only a continuation's code has."""
+    return STACK.sub(LEFT, name)
 
 
 @dataclass(eq=False, slots=True)

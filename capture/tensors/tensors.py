@@ -594,7 +594,7 @@ def lies_on_ranks(tensor: torch.Tensor) -> bool:
 
 
 def readable(name: str) -> str:
-    """A source's name as a valid identifier for a placeholder."""
+    """A source's name as a valid identifier for a placeholder; what a graph break left on the stack is ``stack0``."""
     text = name.removeprefix("L[").replace("'].", "_").replace("._parameters[", "_").replace("_modules[", "")
-    word = re.sub(r"\W", "_", text)[-60:].strip("_")
+    word = re.sub(r"^m_(?=stack)", "", re.sub(r"\W", "_", text)[-60:].strip("_"))
     return word if word.isidentifier() and not keyword.iskeyword(word) else f"input_{word}"

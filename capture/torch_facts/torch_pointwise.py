@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-CONVERSIONS = {torch.ops.aten._to_copy.default}
+CONVERSIONS = {"aten::_to_copy"}
 OPTIONS = (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -61,9 +61,9 @@ def is_pointwise(func: Any) -> bool:
     if known is None:
         schema: Any = getattr(func, "_schema", None)  # (an operator of higher order has none)
         one = schema is not None and len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
-        tagged = func in CONVERSIONS or torch.Tag.pointwise in getattr(func, "tags", ())
+        tagged = one and (schema.name in CONVERSIONS or torch.Tag.pointwise in func.tags)
         new = one and not any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
-        known = POINTWISE[func] = one and tagged and new
+        known = POINTWISE[func] = tagged and new
     return known
 
 

@@ -228,7 +228,7 @@ def test_experts_by_other_numbers_need_the_detector(monkeypatch):
 
 SWITCHES = {
     "distinct": (named_twice, lambda index: True),
-    "holds": (not_on_zeros, lambda number, node: True),
+    "number_of": (not_on_zeros, lambda node: 0),
 }
 
 
@@ -236,7 +236,7 @@ SWITCHES = {
 def test_switched_off(name, monkeypatch):
     """Without the question the loop would be lowered to something else."""
     function, always = SWITCHES[name]
-    monkeypatch.setattr(zeros if name == "holds" else dense, name, always)
+    monkeypatch.setattr(zeros if name == "number_of" else dense, name, always)
     regions, faults, _ = run(function)
     assert faults and regions[0].lowered
 

@@ -204,7 +204,7 @@ def lstm_of_other_weights():
 
 
 def packed():
-    """How long each sequence is decides C code's sizes."""
+    """How long each sequence is decides sizes."""
     model = nn.GRU(4, 6, batch_first=True)
 
     def call(model, x):
@@ -401,7 +401,7 @@ TABLE = {
     lstm_with_a_state: None,
     lstm_of_other_weights: ("parameter made in the step", "before the step"),
     masked_attention: None,
-    packed: ("operator without a fake", "runs natively"),
+    packed: None,
     penalty_on_all: None,
     penalty_on_inputs: None,
     penalty_through_layers: None,

@@ -126,7 +126,7 @@ def test_all_rows_run_where_others_are_not_certainly_zero(layer, fewer):
 @pytest.mark.parametrize(
     ("module", "name", "answer", "layer"),
     [
-        (zero_gates, "holds", lambda number, node: True, from_ones),
+        (zero_gates, "number_of", lambda node: 0, from_ones),
         (batched_iterations, "zero_at_zero", lambda *given: True, sigmoid_experts),
     ],
     ids=["made of zeros", "zero at zero"],

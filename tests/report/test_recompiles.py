@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moebius import capture, explain, stats
-from moebius.cache import recompiles
+from moebius.guards.sources import LEFT
 from moebius.report.groups import LIBRARIES, guard_groups
 from moebius.report.records import Guard
 
@@ -84,7 +84,7 @@ def test_no_name_of_a_continuations_stack_is_shown() -> None:
     for _ in range(3):
         captured(X)
     report = explain(captured)(X)
-    assert report.recompiles and recompiles.LEFT in str(report.to_json())
+    assert report.recompiles and LEFT in str(report.to_json())
     assert "m_stack" not in report.to_json() and "m_stack" not in str(report)
 
 
