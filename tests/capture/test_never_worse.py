@@ -146,8 +146,9 @@ def test_captures_and_resets_do_not_grow():
             moebius.reset()
 
     size, objects = growth(work, 100)
-    # 2 KB a capture are torch's: the cache of FakeTensorMode, which is one for the whole process
-    assert size < 100 * 3_000 and objects < 40, (size, objects)
+    # 2 KB a capture are torch's: the cache of FakeTensorMode, which is one for the whole process. Seen: 2.3 to 3.1 KB,
+    # by what ran before in the process; without objects, and with twice as many calls not more a capture
+    assert size < 100 * 4_000 and objects < 40, (size, objects)
 
 
 def test_what_torch_remembers_of_symbolic_sizes_goes_with_a_reset():
