@@ -39,8 +39,6 @@ from .torch_private import (
 )
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
-CONCRETE_IN_C = {"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"}
-CONCRETE_IN_C |= {function.__name__ for function in vars(torch.fft).values() if isinstance(function, type(torch.abs))}
 NO_CONTEXT = contextlib.nullcontext()
 # Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
 GROUPED = {getattr(where, name, None) for where, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))}
@@ -203,7 +201,7 @@ class FakeWorld:
             for leaf in tree_leaves((args, kwargs))
         )
         backward = function is torch.autograd.grad and bool(self.shape_env.var_to_range)  # of operators with symbols
-        if not backward and not (symbols and getattr(function, "__name__", "") in CONCRETE_IN_C):
+        if not backward and not symbols:
             with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
         with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
