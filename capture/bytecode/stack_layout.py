@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from moebius.interpreter import NULL, UNSET, decode
+from moebius.interpreter import ITERATOR_PLACES, NULL, UNSET, decode
 
 from .liveness import accesses, falls_through
 
@@ -117,6 +117,12 @@ def empty_places(stack: list[Any]) -> frozenset[int]:
     """Where a stack holds NULL, as CPython sees it: around calls and, from 3.12 on, below a comprehension in the frame
     (PEP 709), for a local of its variable's name that had no value."""
     return frozenset(i for i, value in enumerate(stack) if value is NULL or value is UNSET)
+
+
+def nulls_left(instruction: Any, depth: int) -> frozenset[int]:
+    """Where, on a stack that is ``depth`` high behind it, the instruction leaves a NULL: the place beside an iterator."""
+    made = instruction.opname in ("GET_ITER", "GET_YIELD_FROM_ITER")
+    return frozenset(range(depth - ITERATOR_PLACES + 1, depth)) if made else frozenset()
 
 
 def is_dropped(instructions: Any, index: int) -> bool:

@@ -24,6 +24,7 @@ from ..bytecode.stack_layout import (
     handled_places,
     is_dropped,
     names_stored,
+    nulls_left,
     reads_one_attribute,
     without_call_prefix,
 )
@@ -156,7 +157,9 @@ class Continuation:
                 # every instruction that can break leaves at most one result, above what it did not touch
                 kept = 0 if instruction.target is not None or instruction.opname == "POP_TOP" else 1
                 return [
-                    self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored))
+                    self.state_at(
+                        t, d, frozenset(n for n in nulls if n < d - kept) | nulls_left(instruction, d), frozenset(stored)
+                    )
                     for t, d in after
                 ]
             if len(after) > 1:
