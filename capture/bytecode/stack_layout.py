@@ -120,7 +120,7 @@ def empty_places(stack: list[Any]) -> frozenset[int]:
 
 
 def nulls_left(instruction: Any, depth: int) -> frozenset[int]:
-    """Where, on a stack that is ``depth`` high behind it, the instruction leaves a NULL: the place beside an iterator."""
+    """Where the instruction leaves a NULL on a stack that is ``depth`` high behind it: the place beside an iterator."""
     made = instruction.opname in ("GET_ITER", "GET_YIELD_FROM_ITER")
     return frozenset(range(depth - ITERATOR_PLACES + 1, depth)) if made else frozenset()
 
