@@ -19,7 +19,14 @@ from moebius.interpreter import ITERATOR_PLACES, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
 from ..bytecode.counting import marks_of, with_marks
-from ..bytecode.instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_on_top, call_sequence, set_constant
+from ..bytecode.instruction_templates import (
+    JUMP_IF_FALSE,
+    LOAD_CELL,
+    call_constant,
+    call_on_top,
+    call_sequence,
+    set_constant,
+)
 from ..bytecode.pep709_cells import hidden_later
 from ..bytecode.stack_layout import NULL_FIRST
 from ..bytecode.unbound_cells import asked_first, unset_reads
