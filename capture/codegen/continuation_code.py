@@ -8,6 +8,7 @@ that inner functions made earlier share them.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from ..bytecode.stack_layout import NULL_FIRST
 from ..bytecode.unbound_cells import asked_first, unset_reads
 from ..hook import native
 
+# An error, and no crash, where a state is not what it was taken for. (3.11 always checks.)
+LOAD_SET = "LOAD_FAST_CHECK" if "LOAD_FAST_CHECK" in dis.opmap else "LOAD_FAST"
 # What stands beside an iterator is handed over as NULL: a loop of ours must not count there.
 MAKES_ITERATOR = {"GET_ITER"} if ITERATOR_PLACES > 1 else set()
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
@@ -288,7 +291,7 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
             body += [*call_constant(sys.exception, at), Instr("SWAP", 2, location=at), Instr("POP_EXCEPT", location=at)]
         body.append(Instr("STORE_FAST", on_stack(i), location=at))
     arguments = [Instr(LOAD_CELL, FreeVar(name), location=at) for name in state.cells]
-    arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
+    arguments += [Instr(LOAD_SET, name, location=at) for name in argument_names(state)]
     body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
     body.append(Instr("RETURN_VALUE", location=at))
 

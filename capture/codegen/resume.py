@@ -23,6 +23,7 @@ from ..bytecode.stack_layout import (
     handled_exceptions,
     handled_places,
     is_dropped,
+    leaves_result,
     names_stored,
     nulls_left,
     reads_one_attribute,
@@ -155,7 +156,7 @@ class Continuation:
                 continue
             if done or (limit is not None and all(d <= limit for _, d in after)):
                 # every instruction that can break leaves at most one result, above what it did not touch
-                kept = 0 if instruction.target is not None or instruction.opname == "POP_TOP" else 1
+                kept = leaves_result(instruction)
                 below = [frozenset(n for n in nulls if n < d - kept) | nulls_left(instruction, d) for _, d in after]
                 return [
                     self.state_at(t, d, left, frozenset(stored)) for (t, d), left in zip(after, below, strict=True)
