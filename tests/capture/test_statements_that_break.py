@@ -34,6 +34,11 @@ AROUND = {
     "for in with": "with block:\n for k in [1, 2]:\n  {0}\n  x = x + k",
     "for in for": "for k in [1, 2]:\n for q in [1, 2]:\n  {0}\n x = x + k",
     "try in for": "for k in [1, 2]:\n try:\n  {0}\n  if k == 2: raise ValueError\n except ValueError:\n  x = x * 3",
+    # (the first two raise, so that Python itself goes around the outer loop, and begins the inner one)
+    "error in a for of a for": (
+        "for k in [0, 1]:\n for q in [5, 7]:\n  try:\n   pair[k][0] = n\n  except IndexError:\n   x = x + 9\n"
+        "  x = x * q\n {0}"
+    ),
     "for with else": "for k in [1, 2]:\n {0}\nelse:\n x = x * 5",
 }
 HEAD = """
@@ -43,6 +48,7 @@ class Block:
     def __exit__(self, *given): log.append('out')
 def named(): pass
 log, block, there, numbers = [], Block(), threading.local(), array.array('i', [1, 2, 3])
+pair = array.array('i'), numbers
 def step(x, n):
     x = x * 2
 """
