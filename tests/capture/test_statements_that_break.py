@@ -36,7 +36,7 @@ AROUND = {
     "try in for": "for k in [1, 2]:\n try:\n  {0}\n  if k == 2: raise ValueError\n except ValueError:\n  x = x * 3",
     # (the first two raise, so that Python itself goes around the outer loop, and begins the inner one)
     "error in a for of a for": (
-        "for k in [0, 1]:\n for q in [5, 7]:\n  try:\n   pair[k][0] = n\n  except IndexError:\n   x = x + 9\n"
+        "for k in [0, 1]:\n for q in [5, 7]:\n  try:\n   named.__name__ = (3, 'y')[k]\n  except TypeError:\n   x = x + 9\n   continue\n"
         "  x = x * q\n {0}"
     ),
     "for with else": "for k in [1, 2]:\n {0}\nelse:\n x = x * 5",
@@ -48,7 +48,6 @@ class Block:
     def __exit__(self, *given): log.append('out')
 def named(): pass
 log, block, there, numbers = [], Block(), threading.local(), array.array('i', [1, 2, 3])
-pair = array.array('i'), numbers
 def step(x, n):
     x = x * 2
 """
