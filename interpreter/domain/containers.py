@@ -317,6 +317,8 @@ class Containers(Core):
         entries = by_entries(other)
         keys = MISSING if entries else self.keys_of(other)
         if keys is MISSING and not entries:
+            if texts.ASKS_TWICE:
+                self.keys_of(other)
             raise wrong_type(texts.STARS_IN_CALL, other, function=lambda: self.function_text(function))
         if not entries:
             self.merge_unique(target, self.mapping_items(other, keys), function)

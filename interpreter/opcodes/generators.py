@@ -28,8 +28,13 @@ def get_yield_from_iter(frame: Frame, stack: list[Any], operand: Any) -> None:
 
 @opcode("GET_YIELD_FROM_ITER:WITH_PLACE")
 def get_yield_from_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-1] = frame.domain.get_yield_from_iter(frame, stack[-1])
-    stack.append(NULL)
+    value = stack[-1]
+    iterator = frame.domain.get_yield_from_iter(frame, value)
+    if type(value) in (list, tuple) and frame.domain.interprets_callbacks:
+        stack.append(iterator)  # the generator says that it yields from the list (gi_yieldfrom, `send`)
+    else:
+        stack[-1] = iterator
+        stack.append(NULL)
 
 
 @opcode("SEND")
@@ -52,8 +57,9 @@ def send_pops(frame: Frame, stack: list[Any], target: int) -> int | None:
 
 @opcode("SEND:WITH_PLACE")
 def send_with_place(frame: Frame, stack: list[Any], target: int) -> int | None:
-    yielded, value = frame.domain.send(stack[-3], stack[-1])
-    stack[-1] = value
+    value = stack[-1]
+    receiver = stack[-3] if stack[-2] is NULL or value is not None else stack[-2]
+    yielded, stack[-1] = frame.domain.send(receiver, value)
     return None if yielded else target
 
 

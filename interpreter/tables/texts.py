@@ -22,6 +22,7 @@ STARS_IN_CALL = "{function} argument after ** must be a mapping, not {type}"
 NOT_A_CLASS_PATTERN = "called match pattern must be a type"
 GLOBALS = "dict"
 NOT_GLOBALS = "exec() globals must be a dict, not {type}"
+ASKS_TWICE = sys.version_info >= (3, 15)  # what follows ** in a call, and is no mapping, for `keys`
 COUNTS_TOO_MANY = sys.version_info >= (3, 14)  # `a, b = 1, 2, 3` says how many there are of a list, tuple or dict
 
 if sys.version_info >= (3, 12):
