@@ -1,5 +1,8 @@
-"""Statements that leave nothing on the stack, broken at, inside of what keeps something there: from 3.14 on a with-block
-keeps a NULL on top, from 3.15 on a loop does. What is handed over behind the break has it as NULL again."""
+"""Statements that leave nothing on the stack, broken at, inside of what keeps something there.
+
+From 3.14 on a with-block keeps a NULL on top, from 3.15 on a loop does. What is handed over behind the break has it as
+NULL again.
+"""
 
 from __future__ import annotations
 
