@@ -17,6 +17,7 @@
  *   how far its stack goes                stacktop                stackpointer
  *   f_locals                              yes     yes     yes     yes     the namespace of a module's or class body's frame
  * _PyStackRef and its inline functions    -       -       -       yes     what is tagged: whether it counts a reference
+ * PyTypeObject._tp_iteritem               -       -       -       -       3.15: a type that a loop counts through
  * PyFrameObject.f_frame                   yes     yes     yes     yes     a frame object's variables
  * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12 and later)
  * PyThreadState counter of C recursion    -       c_recursion_remaining   -   its limit C_RECURSION_LIMIT or Py_C_…
@@ -247,6 +248,18 @@ mb_c_recursion_room(PyThreadState *tstate)
     return &tstate->c_recursion_remaining;
 }
 #endif
+
+/* Whether a loop counts through the object, with a tagged number on the stack, and makes no iterator. */
+static inline int
+mb_is_counted(PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030F0000
+    return Py_TYPE(object)->_tp_iteritem != NULL;
+#else
+    (void)object;
+    return 0;
+#endif
+}
 
 #if PY_VERSION_HEX >= 0x030F0000
 PyAPI_FUNC(int) _PyDict_MergeUniq(PyObject *, PyObject *, PyObject **);

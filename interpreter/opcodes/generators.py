@@ -6,6 +6,7 @@ from typing import Any
 from ..natives import is_a
 from ..registry import Frame, opcode
 from ..sentinels import LEAVE, NULL
+from ..tables import COUNTED
 
 
 @opcode("RETURN_GENERATOR")
@@ -30,7 +31,7 @@ def get_yield_from_iter(frame: Frame, stack: list[Any], operand: Any) -> None:
 def get_yield_from_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
     value = stack[-1]
     iterator = frame.domain.get_yield_from_iter(frame, value)
-    if type(value) in (list, tuple) and frame.domain.interprets_callbacks:
+    if type(value) in COUNTED and frame.domain.interprets_callbacks:
         stack.append(iterator)  # the generator says that it yields from the list (gi_yieldfrom, `send`)
     else:
         stack[-1] = iterator

@@ -8,9 +8,10 @@ from . import forms
 from .forms import Entry
 from .v314 import TABLE as TABLE_314
 
-# CPython counts through a list or tuple with the second place (a tagged integer); the machine always makes an iterator,
-# above which it is NULL.
+# CPython counts through some types with the second place (a tagged integer, Python/ceval.c);
+# the machine always makes an iterator, above which it is NULL.
 ITERATOR_PLACES = 2
+COUNTED: tuple[type, ...] = (list, tuple, str, bytes)  # those with a _tp_iteritem
 PLAIN = 0  # GET_ITER's argument in a `for`; others are kinds of `yield from`
 
 TABLE: dict[str, Entry] = {

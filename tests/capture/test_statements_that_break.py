@@ -31,6 +31,8 @@ AROUND = {
     "two withs": "with block, torch.no_grad():\n {0}",
     "for": "for k in [1, 2]:\n {0}\n x = x + k",
     "for of a tuple": "for k in (1, 2):\n {0}\n x = x + k",
+    "for of a text": "for k in '12':\n {0}\n x = x + int(k)",
+    "for of bytes": "for k in b'12':\n {0}\n x = x + k",
     "for of an iterator": "for k in iter([1, 2]):\n {0}\n x = x + k",
     "for of a generator": "for k in (q for q in [1, 2]):\n {0}\n x = x + k",
     "with in for": "for k in [1, 2]:\n with block:\n  {0}\n x = x + k",
@@ -38,10 +40,13 @@ AROUND = {
     "for in for": "for k in [1, 2]:\n for q in [1, 2]:\n  {0}\n x = x + k",
     "try in for": "for k in [1, 2]:\n try:\n  {0}\n  if k == 2: raise ValueError\n except ValueError:\n  x = x * 3",
     # (the first two raise, so that Python itself goes around the outer loop, and begins the inner one)
-    "error in a for of a for": (
-        "for k in [0, 1]:\n for q in [5, 7]:\n  try:\n   named.__name__ = (3, 'y')[k]\n  except TypeError:\n   x = x + 9\n   continue\n"
-        "  x = x * q\n {0}"
-    ),
+    **{
+        f"error in a for of a for, {kind}": (
+            f"for k in [0, 1]:\n for q in {kind}:\n  try:\n   named.__name__ = (3, 'y')[k]\n  except TypeError:\n"
+            "   x = x + 9\n   continue\n  x = x * int(q)\n {0}"
+        )
+        for kind in ("[5, 7]", "(5, 7)", "'57'", "b'57'", "iter([5, 7])", "{{5, 7}}", "range(5, 8)")
+    },
     "for with else": "for k in [1, 2]:\n {0}\nelse:\n x = x * 5",
 }
 HEAD = """
