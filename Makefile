@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up the project's own virtual environment first, once.
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name) 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3.15 python3,$(shell command -v $(name) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
@@ -75,7 +75,7 @@ sanitize: $(STAMP)  ## tests with the C code under the address and undefined-beh
 	  || { cat $(LOG)* 2>/dev/null; false; }
 
 # Needs no torch: an environment with the C extension for each Python. The table of all of them goes to docs/semantics.md.
-TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13 3.14,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))
+TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13 3.14 3.15,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))
 semantics:  ## CPython's own tests through the interpreter; PYTHONS="3.11 3.14", ARGS="--modules test_with --resume"
 	@set -e; for v in $(TESTED); do \
 	  test -x build/semantics/$$v/bin/python || python$$v -m venv build/semantics/$$v; \
@@ -106,7 +106,7 @@ setup: $(STAMP)
 
 # torch comes first and with its exact pin: with a range pip walks through several gigabytes of CUDA builds.
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/native/*.[ch] kernels/native/*.[ch])
-	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11 to 3.14 on PATH (or PYTHON=/path/to/python)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11 to 3.15 on PATH (or PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt install python3-venv"; exit 1; }
 	$(PIP) install -q -c constraints.txt setuptools
 	$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"

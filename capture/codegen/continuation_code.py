@@ -8,6 +8,7 @@ that inner functions made earlier share them.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
 from dataclasses import dataclass
@@ -15,15 +16,27 @@ from typing import Any
 
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
-from moebius.interpreter import decode, is_kind
+from moebius.interpreter import ITERATOR_PLACES, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
 from ..bytecode.counting import marks_of, with_marks
-from ..bytecode.instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
+from ..bytecode.instruction_templates import (
+    JUMP_IF_FALSE,
+    LOAD_CELL,
+    call_constant,
+    call_on_top,
+    call_sequence,
+    set_constant,
+)
 from ..bytecode.pep709_cells import hidden_later
 from ..bytecode.stack_layout import NULL_FIRST
 from ..bytecode.unbound_cells import asked_first, unset_reads
+from ..hook import native
 
+# An error, and no crash, where a state is not what it was taken for. (3.11 always checks.)
+LOAD_SET = "LOAD_FAST_CHECK" if "LOAD_FAST_CHECK" in dis.opmap else "LOAD_FAST"
+# What stands beside an iterator is handed over as NULL: a loop of ours must not count there.
+MAKES_ITERATOR = {"GET_ITER"} if ITERATOR_PLACES > 1 else set()
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
@@ -179,6 +192,8 @@ def build_continuation(
         if index in may_be_unset:
             body += asked_first(may_be_unset[index], item.location)
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
+            if exits and item.name in MAKES_ITERATOR:
+                body += call_on_top(native.uncounted, item.location)
             own = one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
             if marks[index : index + 1] != "1":
                 users.add(id(own[0]))
@@ -276,7 +291,7 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
             body += [*call_constant(sys.exception, at), Instr("SWAP", 2, location=at), Instr("POP_EXCEPT", location=at)]
         body.append(Instr("STORE_FAST", on_stack(i), location=at))
     arguments = [Instr(LOAD_CELL, FreeVar(name), location=at) for name in state.cells]
-    arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
+    arguments += [Instr(LOAD_SET, name, location=at) for name in argument_names(state)]
     body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
     body.append(Instr("RETURN_VALUE", location=at))
 

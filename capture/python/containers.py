@@ -406,9 +406,9 @@ class Containers(Parts):
         self.objects.made(items[before])
         return items
 
-    def drain(self, value: Any) -> list[Any]:
+    def drain(self, value: Any, hinted: bool = True) -> list[Any]:
         known = not is_kind(value, natives.ITERATORS) or self.objects.is_new(value)
-        return super().drain(value) if known else list(Pulled(self, value))
+        return super().drain(value, hinted) if known else list(Pulled(self, value))
 
     def length_hint(self, value: Any) -> None:
         if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell

@@ -2,8 +2,7 @@
 
 A trace ends with the frame's return, or with a graph break at one instruction of the frame. A break that is noticed
 deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start
-and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
-of the user's; a trace that is given up leaves nothing behind.
+and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -393,9 +392,10 @@ class Trace:
 
     def went_on_from(self, before: Trace) -> bool:
         """Whether this attempt left behind the graph break that stopped the one before."""
-        if self.graph_break is None:
-            return True
-        return self.graph_break.reason != "exception" and self.domain.instructions > before.domain.instructions
+        new, old = self.domain, before.domain
+        # (both sides of a branch that is a node are more instructions than the one that is taken, and get no further)
+        further = new.instructions > old.instructions or self.root_step > before.root_step and new.root_pc > old.root_pc
+        return self.graph_break is None or (self.graph_break.reason != "exception" and further)
 
     def enter_frame(self) -> Frame:
         """The root frame with its arguments entered under guards."""
