@@ -16,6 +16,7 @@ import torch
 from ..bytecode.hidden_frames import hidden
 from ..errors import MeshError
 from ..options import Options
+from ..torch_facts import torch_private
 from ..trace.segment import Segment
 from ..trace.trace import Trace
 
@@ -103,8 +104,12 @@ def in_a_call(
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
         calls.number += begins
-        with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
-            return run(*args, **kwargs)
+        compiling = torch_private.set_eval_frame(None)  # (torch.compile around this call loses gradients of Sharded)
+        try:
+            with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
+                return run(*args, **kwargs)
+        finally:
+            torch_private.set_eval_frame(compiling)
 
     return call
 
