@@ -292,6 +292,7 @@ class Captured:
         with signals_wait(), uncounted():
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
+            note_looked_at(self.entry, segment.guards.program, runs=True)
             return self.runner(segment)(*args, **kwargs)
         return self.cold(self.entry, args, kwargs)
 
@@ -304,7 +305,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
-            note_looked_at(self.entry, program)
+            note_looked_at(self.entry, program, runs=False)  # (where it is to go, its hit is no run)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
