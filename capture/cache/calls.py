@@ -107,7 +107,7 @@ def is_watched() -> bool:
 
 
 def note_looked_at(entry: Entry, program: GuardProgram, runs: bool) -> None:
-    """A capture that was hit is entered anew, with a count of hits that begins again. runs: whether this one runs it."""
+    """A capture that was hit is entered anew, its hits are counted again. runs: whether this hit runs it."""
     if OPEN.record is not None:
         OPEN.record.before[id(entry), id(program)] = -1 if runs else 0
 
