@@ -65,7 +65,7 @@ from .frames import OWNER
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
-from .recompiles import failures, hint_of, latest_reason, told
+from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
@@ -327,8 +327,8 @@ class Captured:
         self.forget(segment)
         if not self.segments:
             self.leave_children()
-        now = "none" if found.graph_break is None else found.graph_break.reason
-        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
+        was = other_break(before, found.graph_break)
+        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -465,9 +465,8 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            why = told(failed, self.function.__code__, args, kwargs)
-            log_recompile(self.function.__qualname__, *why[:6])
-            self.recompiles.append(Recompile(*why))
+            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:

@@ -18,7 +18,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import decode, is_kind
 
 from ..bytecode.code_tables import with_tables
-from ..bytecode.counting import weights_of, with_weights
+from ..bytecode.counting import Span, weights_of, with_weights
 from ..bytecode.instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
 from ..bytecode.pep709_cells import hidden_later
 from ..bytecode.stack_layout import NULL_FIRST
@@ -219,7 +219,18 @@ def build_continuation(
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth, len(arguments)) + 5
     counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
-    return with_weights(with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False)), counts)
+    made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
+    return with_weights(made, counts, result_before(instructions, state))
+
+
+def result_before(instructions: list[Instr], state: State) -> Span | None:
+    """Where the expression stands whose value is on top of the stack, if the instruction before has put it there."""
+    before = instructions[state.index - 1] if state.index and state.depth else None
+    if before is None or not before.name.startswith(("CALL", "BINARY_", "LOAD_ATTR", "COMPARE_")):
+        return None
+    at: Any = before.location
+    span = None if at is None else (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset)
+    return None if span is None or None in span else span
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:
