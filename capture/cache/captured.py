@@ -65,7 +65,7 @@ from .frames import OWNER
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
-from .recompiles import failures, hint_of, latest_reason, told
+from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
@@ -292,6 +292,7 @@ class Captured:
         with signals_wait(), uncounted():
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
+            note_looked_at(self.entry, segment.guards.program, runs=True)
             return self.runner(segment)(*args, **kwargs)
         return self.cold(self.entry, args, kwargs)
 
@@ -304,7 +305,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
-            note_looked_at(self.entry, program)
+            note_looked_at(self.entry, program, runs=False)  # (where it is to go, its hit is no run)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -326,8 +327,8 @@ class Captured:
         self.forget(segment)
         if not self.segments:
             self.leave_children()
-        now = "none" if found.graph_break is None else found.graph_break.reason
-        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
+        was = other_break(before, found.graph_break)
+        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -464,9 +465,8 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            why = told(failed, self.function.__code__, args, kwargs)
-            log_recompile(self.function.__qualname__, *why[:6])
-            self.recompiles.append(Recompile(*why))
+            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:

@@ -99,7 +99,7 @@ def in_a_call(
             return ""
         last = recompiles[-1]
         where = f"{os.path.basename(last.file)}:{last.line}"
-        return f", captured again as {last.guard} was {last.old}, is {last.new} ({where})"
+        return f", captured again as {last.change} ({where})"
 
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:

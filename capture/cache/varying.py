@@ -14,7 +14,7 @@ import torch
 
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
-from ..guards.sources import Part, Source, for_people, from_arguments
+from ..guards.sources import Part, Source, as_written, from_arguments
 from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
 from ..heap.varying import RINGS
@@ -70,7 +70,7 @@ class Varying:
         for place, values in self.values.items():
             if families[family(place)] >= FAMILIAR and place not in assumptions.varying:
                 assumptions.varying[place] = f"{', '.join(values)} in the last calls", hint
-                told.append(for_people(place))
+                told.append(as_written(place))
         self.rounds += 1
         if not told or self.rounds > ROUNDS:  # (new places may come without an end)
             return ""
@@ -108,7 +108,7 @@ class Varying:
             for one in (place, *(other for other in places_in(facts) if other != place and family(other) == alike)):
                 assumptions.varying.setdefault(one, (found, hint))
             if type(now) not in CONTAINERS:
-                told = told or f"{for_people(place)} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"
+                told = told or f"{as_written(place)} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"
         return told
 
 

@@ -272,7 +272,7 @@ class GuardRecorder:
             slots = [self.slot(source) for source in sources]
             self.add(("distinct", *slots), sources[0].name, f"{names} are different objects", None)
 
-    def holds(self, name: str, text: str, predicate: Callable[..., Any], *sources: Source) -> None:
+    def holds(self, name: str, text: str | Callable[[], str], predicate: Callable[..., Any], *sources: Source) -> None:
         """``predicate(*objects of sources)`` is true."""
         self.add(("python", predicate, *(self.slot(s) for s in sources)), name, text, sources[0] if sources else None)
 

@@ -19,9 +19,26 @@ STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood 
 LEFT = "what the graph break left"
 
 
+NAMES = (  # how sources are named, and what the user's program says for it
+    (re.compile(r"\b[LG](?:\([\w.]+\))?\['([^']+)'\]"), r"\1"),
+    (re.compile(r"\bclosure (?:[\w<>]+\.)*(\w+)\.cell_contents\b"), r"\1"),
+    (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
+    (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
+)
+
+
 def for_people(name: str) -> str:
     """The name of a place without the names that only a continuation's code has."""
     return STACK.sub(LEFT, name)
+
+
+def as_written(text: str) -> str:
+    """A text for people with the places in it as the user's program names them: ``model[0].weight`` for
+    ``L['model']._modules['0']._parameters['weight']``."""
+    text = for_people(text)
+    for pattern, name in NAMES:
+        text = pattern.sub(name, text)
+    return text
 
 
 @dataclass(eq=False, slots=True)
@@ -112,3 +129,9 @@ def from_arguments(source: Source) -> Source:
     if is_kind(source, Part):
         return Part(source.name, from_arguments(source.parent), source.operation, source.operand)
     return source
+
+
+def with_values(sources: tuple[Source, ...], values: tuple) -> str:
+    """`` (L['it'] is 4)``, for each number."""
+    plain = [f"{s.name} is {v!r}" for s, v in zip(sources, values, strict=True) if type(v) in (int, float, bool)]
+    return f" ({', '.join(plain)})" if plain else ""

@@ -23,7 +23,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import recorders
 
-from ..guards.sources import Part, Source, for_people
+from ..guards.sources import Part, Source, as_written
 from ..hook import ABSENT
 from ..values.opaque_tensor import Varying
 from ..values.values import Break
@@ -68,7 +68,7 @@ class VaryingPlaces(Store):
         self.tell(name)
         met, hint = self.varying[name]
         in_each_iteration = "" if torch.is_grad_enabled() else IN_EACH_TURN  # (an optimizer's loop)
-        raise Break(REASON, f"{for_people(name)} was {met}, and the step needs its value here", hint, in_each_iteration)
+        raise Break(REASON, f"{as_written(name)} was {met}, and the step needs its value here", hint, in_each_iteration)
 
     def is_growing(self, record: Record) -> bool:
         """Whether it is one of these, and this call has not read it as a whole."""

@@ -178,13 +178,15 @@ class Loops:
             condition = self.domain.compare(frame.program.instructions[frame.pc].operand, *asked)
         if not on_values(condition):
             return
-        number, jump = len(self.open), frame.pc + 1
+        number, jump, before = len(self.open), frame.pc + 1, self.counter.mark()
+        self.domain.count(frame)
         frame.stack[-count:], frame.pc = [condition], jump
         try:
             self.observe(frame)
         finally:
             if frame.pc == jump:
                 frame.stack[:], frame.pc = place
+                self.counter.back_to(before)
         for loop in self.open[number:]:
             if loop.frame is frame and loop.start == jump:
                 loop.place = place

@@ -160,7 +160,7 @@ def verdict(report: Findings) -> str:
         said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
     if report.status == "recaptured" and report.recompiles:
         last = report.recompiles[-1]
-        said += f"; captured again, since {last.guard} was {last.old}, is {last.new} ({place(last.file, last.line)})"
+        said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
     return said
 
 

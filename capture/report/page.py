@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..bytecode.expressions import Excerpt, excerpt_of
+from ..guards.sources import as_written
 from .codes import by_name
 from .groups import guard_groups
 from .listing import Listing, listings
@@ -295,13 +296,13 @@ def graphs(report: Findings) -> str:
 def recompiles(report: Findings) -> str:
     rows = []
     for item in report.recompiles:
-        others = "".join(f"<li>{escape(line)}</li>" for line in item.entries)
+        others = "".join(f"<li>{escape(as_written(line))}</li>" for line in item.entries)
         older = f"<details><summary>each older capture</summary><ol>{others}</ol></details>" if others else ""
         rows.append(
             [
-                text_cell(item.guard, "mono"),
-                text_cell(item.old),
-                text_cell(item.new),
+                text_cell(as_written(item.guard), "mono"),
+                text_cell(as_written(item.old)),
+                text_cell(as_written(item.new)),
                 text_cell(place(item.file, item.line), "place"),
                 (escape(item.hint) + older, item.hint),
             ]
@@ -328,12 +329,16 @@ def guards(report: Findings) -> str:
     made = table([("what they look at", False), ("guards", True), ("a call", True)], summary, "sortable")
     places = {place(guard.file, guard.line): None for guard in report.guards}
     at = {where: index for index, where in enumerate(places)}
-    same = Counter((g.source, g.check, at[place(g.file, g.line)]) for g in report.guards)
+    same: Counter[tuple[str, str, int]] = Counter()
     costs: dict[tuple[str, str, int], float] = {}
     for guard in report.guards:
         key = guard.source, guard.check, at[place(guard.file, guard.line)]
+        same[key] += 1
         costs[key] = costs.get(key, 0.0) + (guard.cost_ns or 0.0)
-    rows = [[*key, count, round(costs[key], 1)] for key, count in same.items()]
+    rows = [
+        [as_written(source), as_written(check), where, count, round(costs[source, check, where], 1)]
+        for (source, check, where), count in same.items()
+    ]
     data = json.dumps({"places": list(places), "rows": rows}, ensure_ascii=False, separators=(",", ":"))
     find = '<input class="search" type="search" placeholder="search all guards" aria-label="search all guards">'
     safe = data.replace("<", "\\u003c")

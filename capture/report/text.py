@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bytecode.expressions import Excerpt, excerpt_of
+from ..guards.sources import as_written
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
@@ -192,10 +193,9 @@ def guards(report: Findings) -> Group | None:
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        slowest = shorten(f"{first.source.removeprefix(group.owner)} {first.check}".strip(), 40)
-        made.add_row(
-            shorten(group.owner, 40), str(len(group.guards)), slowest, place(first.file, first.line), duration(cost)
-        )
+        slowest = shorten(as_written(f"{first.source.removeprefix(group.owner)} {first.check}").strip(), 40)
+        owner, where = shorten(as_written(group.owner), 40), place(first.file, first.line)
+        made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]
     said = [f"{sum(len(group.guards) for group in left)} more guards of {len(left)} others"] if left else []
     if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
@@ -215,10 +215,10 @@ def recompiles(report: Findings) -> Group | None:
         return None
     lines = []
     for number, item in enumerate(report.recompiles, 1):
-        text = Text(f"{number}. ", style="dim").append(item.guard, style="bold")
-        text.append(f" was {item.old}, is {item.new}").append(f"  {place(item.file, item.line)}", style="dim")
+        text = Text(f"{number}. ", style="dim").append(item.change, style="bold")
+        text.append(f"  {place(item.file, item.line)}", style="dim")
         for line in item.entries if len(item.entries) > 1 else ():
-            text.append(f"\n   {line}", style="dim")
+            text.append(f"\n   {as_written(line)}", style="dim")
         if item.hint:
             text.append("\n   hint  ", style="cyan").append(item.hint)
         lines.append(text)

@@ -124,15 +124,29 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[F
 WRITTEN: dict[Any, list[tuple[int, str]]] = {}
 
 
+class Relations(list):
+    """What a ShapeEnv has assumed of its sizes so far. places: for each, what ``where`` gave as it came."""
+
+    def __init__(self, where: Callable[[], Any]) -> None:
+        super().__init__()
+        self.where, self.places = where, list[Any]()
+
+    def append(self, relation: Any) -> None:
+        super().append(relation)
+        self.places.append(self.where())
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
-    def __init__(self, ours: bool = True) -> None:
-        """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own."""
+    def __init__(self, ours: bool = True, where: Callable[[], Any] = lambda: None) -> None:
+        """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own. where:
+        the user's line that runs now."""
         # duck_shape off: two sizes that are equal today are still two sizes.
         self.shape_env = ShapeEnv(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
+        self.relations = self.shape_env.guards = Relations(where)
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
@@ -235,9 +249,10 @@ class FakeWorld:
         torch._check(number < count)
         return number
 
-    def guards(self) -> list[sympy.Expr]:
-        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
-        return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]
+    def guards(self) -> list[tuple[sympy.Expr, Any]]:
+        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols, each with its place."""
+        known = zip(self.relations, self.relations.places, strict=True)
+        return [(g.expr, place) for g, place in known if not free_unbacked_symbols(g.expr)]
 
     def bounds(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
         """The range that the symbol was assumed to lie in (from 2 for a size that is neither 0 nor 1)."""

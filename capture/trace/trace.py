@@ -93,7 +93,7 @@ class Trace:
     ) -> None:
         self.request, self.assumptions = request, assumptions
         self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
-        self.world = torch_fakes.FakeWorld(assumptions.runs_here)
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
