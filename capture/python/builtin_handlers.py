@@ -18,6 +18,7 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
+from ..regions.loop_regions import ROWS
 from ..regions.rows import TensorRows
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
@@ -204,6 +205,8 @@ class BuiltinHandlers(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
+        if type(iterator) in ROWS:
+            return self.domain.next_item(iterator)
         is_traced = is_kind(iterator, TensorProxy | SymbolicObject) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
             raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
@@ -466,7 +469,7 @@ class BuiltinHandlers(CallParts):
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):
             made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
-            made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
+            made_by_c.__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:

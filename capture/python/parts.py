@@ -95,6 +95,7 @@ class Parts(Domain):
     globals_record: Callable[..., Record]  # what is known of a module's globals
     # known containers in an argument replaced by what stands for them, so that C code may read them
     plain_contents: Callable[[Any], Any]
+    kept_in_an_exception: Callable[[Any], Any]
     as_count: Callable[[Any], Any]  # what C code takes for an index or a count
     as_index: Callable[[Any], Any]  # what a sequence is indexed with
     operand: Callable[[Any], Any]  # what stands for a value in an operator of C's

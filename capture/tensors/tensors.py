@@ -62,16 +62,18 @@ ONE_HOT = torch.nn.functional.one_hot
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
 
+def lacks_fake(function: Any) -> Break:
+    """The graph break at an operator that has no form for fake tensors, or none for sizes and numbers that vary."""
+    name = getattr(function, "__name__", str(function))
+    return Break("operator without a fake", name, "give it one: torch.library.register_fake; it runs natively")
+
+
 def depends_on_data(function: Any, error: Exception) -> Break:
     """The graph break where an operator's fake says that it needs real values, or where there is none."""
     if torch_fakes.lacks_fake(error):
-        hint = "give it one: torch.library.register_fake; it runs natively"
-        return Break("operator without a fake", getattr(function, "__name__", str(function)), hint)
-    return Break(
-        "data-dependent operator",
-        f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}",
-        "write it without a branch or a size that depends on values",
-    )
+        return lacks_fake(function)
+    detail = f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}"
+    return Break("data-dependent operator", detail, "write it without a branch or a size that depends on values")
 
 
 class TensorOperations:
@@ -351,15 +353,12 @@ class TensorOperations:
             result = self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
             raise depends_on_data(function, error) from None
-        except RuntimeError as error:
-            if torch_fakes.lacks_fake(error) or any(
-                torch_private.depends_on_values(leaf) for leaf in torch_private.tree_leaves((fake_args, fake_kwargs))
-            ):
-                # with sizes that nobody knows yet, a failure says nothing of the real operator
-                raise depends_on_data(function, error) from None
-            self.refuse_handled(function, error)
-            raise
         except Exception as error:
+            leaves = torch_private.tree_leaves((fake_args, fake_kwargs))
+            if isinstance(error, RuntimeError) and any(map(torch_private.depends_on_values, leaves)):
+                raise depends_on_data(function, error) from None  # of such sizes, it says nothing of the real operator
+            if torch_fakes.lacks_fake(error) or not torch_fakes.fails_on_numbers(function, fake_args, fake_kwargs):
+                raise lacks_fake(function) from None
             self.refuse_handled(function, error)
             raise
         if in_numbers:

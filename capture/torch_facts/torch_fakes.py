@@ -24,11 +24,13 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .torch_pointwise import SYMBOLS, PointwiseOnRows
 from .torch_private import (
     ON_FAKES,
     PASSED_OVER,
+    depends_on_values,
     is_simulated,
     is_symbolic,
     of_one_rank,
@@ -290,6 +292,37 @@ def lacks_fake(error: Exception) -> bool:
     without_data = "There was no fake impl registered", "The tensor has a non-zero number of elements, but its data is"
     concrete = "() on tensor with symbolic sizes/strides" in str(error)  # "Cannot call numel() on …", of a form in C
     return isinstance(error, UnsupportedOperatorException) or concrete or str(error).startswith(without_data)
+
+
+def fails_on_numbers(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that has failed on sizes and numbers that vary fails on today's, too: then it is the
+    program's error. Torch has operators whose forms for fakes take no symbols, each with words of its own."""
+    leaves, tree = tree_flatten((args, kwargs))
+    varying = [leaf for leaf in leaves if is_symbolic(leaf) or isinstance(leaf, FakeTensor)]
+    if not any(is_symbolic(leaf) or leaf._has_symbolic_sizes_strides for leaf in varying):
+        return True
+    if any(depends_on_values(leaf) for leaf in varying):  # nobody knows today's
+        return True
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = tree_unflatten([of_today(leaf, mode) for leaf in leaves], tree)
+    try:
+        with ON_FAKES, mode:
+            function(*args, **kwargs)
+    except Exception:
+        return True
+    return False
+
+
+def of_today(value: Any, mode: FakeTensorMode) -> Any:
+    """What an operator is tried on: the value with the sizes, or the number, that it has in this call."""
+    if is_symbolic(value):
+        return value.node.hint
+    if not isinstance(value, FakeTensor):
+        return value
+    sizes, strides = ([getattr(n, "node", n) for n in numbers] for numbers in (value.shape, value.stride()))
+    today = [[getattr(n, "hint", n) for n in numbers] for numbers in (sizes, strides)]
+    meta = torch.empty_strided(*today, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
+    return FakeTensor(mode, meta, value.device)
 
 
 def forget_fakes() -> None:

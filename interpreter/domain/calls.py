@@ -79,9 +79,9 @@ class Calls(Core):
 
     def require_iterable(self, callee: Any, args: Any) -> None:
         """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
-        tp = type(args)
+        tp = self.class_of(args)
         if lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is MISSING:
-            raise wrong_type(STAR_IN_CALL, args, function=lambda: self.function_text(callee))
+            raise wrong_type(STAR_IN_CALL, args, function=lambda: self.function_text(callee), kind=tp)
 
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Bind the arguments, run the frame; a generator function gives its generator.

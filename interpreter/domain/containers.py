@@ -103,9 +103,9 @@ class Containers(Core):
         return self.native(next, iterator, STOP)
 
     def unpack(self, value: Any, count: int) -> list[Any]:
-        tp = type(value)
-        if (tp is tuple or tp is list) and len(value) == count:
+        if type(value) in (tuple, list) and len(value) == count:
             return list(value)
+        tp = self.class_of(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)
@@ -123,7 +123,7 @@ class Containers(Core):
 
     def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
         """`before` items, one list, `after` items."""
-        tp = type(value)
+        tp = self.class_of(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)

@@ -15,10 +15,10 @@ class Matching(Core):
     """What case patterns ask of their subject."""
 
     def match_mapping(self, subject: Any) -> bool:
-        return bool(flags_of(type(subject)) & TPFLAGS_MAPPING)
+        return bool(flags_of(self.class_of(subject)) & TPFLAGS_MAPPING)
 
     def match_sequence(self, subject: Any) -> bool:
-        return bool(flags_of(type(subject)) & TPFLAGS_SEQUENCE)
+        return bool(flags_of(self.class_of(subject)) & TPFLAGS_SEQUENCE)
 
     def match_keys(self, subject: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The values for all of `keys`, or None."""
