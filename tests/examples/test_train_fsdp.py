@@ -74,7 +74,7 @@ def under_torchrun(script: list[str], folder: Path) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
                 "--nproc-per-node", "2", "--max-restarts", "3"]
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with a store that outlives a restart, gloo may wait for lost ranks
+    own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # (gloo may wait for ranks of before the restart)
     environment = {**os.environ, **own}
     process = subprocess.Popen([*launcher, *script, *words], env=environment, text=True, start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
