@@ -89,8 +89,9 @@ class Findings:
 
     @property
     def captured_share(self) -> float | None:
-        """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted."""
-        total = sum(self.coverage.values())
+        """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted, or of all calls
+        so far, where what ran natively after graph breaks was not."""
+        total = 0 if self.calls is not None and self.breaks else sum(self.coverage.values())
         return self.coverage["captured"] / total if total else None
 
     def source_lines(self) -> dict[str, dict[int, str]]:

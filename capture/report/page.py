@@ -18,7 +18,17 @@ from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import COUNTING_STOPPED, byte_size, counted_once, duration, percent, place, plural, region_row
+from .words import (
+    COUNTING_STOPPED,
+    ONLY_CAPTURED,
+    byte_size,
+    counted_once,
+    duration,
+    percent,
+    place,
+    plural,
+    region_row,
+)
 
 HOWS = {
     "captured": "in a graph",
@@ -135,7 +145,7 @@ def tiles(report: Findings) -> str:
             "each with its line and a hint below" if report.breaks else report.how_called,
             "bad" if report.breaks or report.status == "native" else "good",
         ),
-        tile(percent(report.captured_share), "captured", f"of {sum(report.coverage.values())} instructions that ran"),
+        captured_tile(report),
     ]
     if regions:
         all_lowered = report.lowered == len(regions)
@@ -152,6 +162,13 @@ def tiles(report: Findings) -> str:
     checked = f"{duration(sum(costs) * 1e-9)} a call" if costs else "checked on each call"
     made.append(tile(str(len(report.guards)), "guard" if len(report.guards) == 1 else "guards", checked))
     return "".join(made)
+
+
+def captured_tile(report: Findings) -> str:
+    share, total = report.captured_share, sum(report.coverage.values())
+    if share is None and total:
+        return tile(str(total), "instructions captured", ONLY_CAPTURED)
+    return tile(percent(share), "captured", f"of {total} instructions that ran")
 
 
 def tile(figure: str, label: str, note: str, mood: str = "") -> str:

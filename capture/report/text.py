@@ -17,7 +17,7 @@ from ..guards.sources import as_written
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import COUNTING_STOPPED, counted_once, duration, percent, place, plural, region_row
+from .words import COUNTING_STOPPED, ONLY_CAPTURED, counted_once, duration, percent, place, plural, region_row
 
 GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
@@ -85,7 +85,9 @@ def coverage_bar(report: Findings, width: int) -> Text:
         count = report.coverage[how]
         cells = max(1, round(width * count / total)) if count else 0
         text.append(symbol * cells, style=HOW_COLORS[how])
-    text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
+    if (share := report.captured_share) is None:
+        return Text(f"{total} instructions captured; {ONLY_CAPTURED}", style="dim")
+    text.append(f"\n{percent(share)} of {total} instructions captured")
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
     if report.in_loops:
         text.append(f"\n{counted_once(sum(report.in_loops.values()))}", style="dim")
