@@ -16,12 +16,18 @@ from typing import Any
 from moebius.interpreter import is_kind
 
 STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
+INDEX = re.compile(r"\[\d+\]")
 LEFT = "what the graph break left"
 
 
 def for_people(name: str) -> str:
     """The name of a place without the names that only a continuation's code has."""
     return STACK.sub(LEFT, name)
+
+
+def family(name: str) -> str:
+    """The name of a place, all items of a list being one."""
+    return INDEX.sub("[]", name)
 
 
 @dataclass(eq=False, slots=True)
