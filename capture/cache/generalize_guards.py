@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 
 from ..guards.program import CompiledGuards, changed_key, fetch
 from ..guards.recorder import Fact
-from ..guards.sources import Part, Source
+from ..guards.sources import Part, Source, family
 from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ..trace.assumptions import Assumptions
 
 
-INDEX = re.compile(r"\[\d+\]")
 OPENED = (int, float, complex, str, *NUMPY_NUMBERS)
 NUMBERS = (int, float, complex, *NUMPY_NUMBERS, torch.Tensor)
 
@@ -116,18 +114,13 @@ def open_numbers(assumptions: Assumptions, guards: CompiledGuards, args: tuple, 
 
 def open_siblings(assumptions: Assumptions, guards: CompiledGuards) -> None:
     """Numbers that stand where others have varied, but for an index: of a sampled batch some are the same by chance."""
-    varied = Counter(map(without_indices, assumptions.symbolic_places))
+    varied = Counter(map(family, assumptions.symbolic_places))
     for fact in guards.facts:
         kind, *rest = fact.check
         if kind == "equal" and fact.source is not None and type(rest[1]) in (int, float, *NUMPY_NUMBERS):
-            way = without_indices(fact.source.name)
+            way = family(fact.source.name)
             if way != fact.source.name and varied[way] > 1:
                 assumptions.symbolic_places.add(fact.source.name)
-
-
-def without_indices(name: str) -> str:
-    """The name of a place, whatever items of lists and tuples it goes through."""
-    return INDEX.sub("[]", name)
 
 
 def way_to(source: Source) -> Iterator[Source]:

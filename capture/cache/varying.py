@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import types
 import warnings
 from collections import Counter, deque
@@ -14,7 +13,7 @@ import torch
 
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
-from ..guards.sources import Part, Source, as_written, from_arguments
+from ..guards.sources import Part, Source, as_written, family, from_arguments
 from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
 from ..heap.varying import RINGS
@@ -35,7 +34,6 @@ COMPUTED = 2  # the same where something is known to vary, and for a container o
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
 ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
-INDEX = re.compile(r"\[\d+\]")
 STACK = ("L['m_stack", "next(L['m_stack")  # how the rest of a frame names what stood on its stack, iterators too
 SHOWN = 3  # values in the message
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -87,6 +85,9 @@ class Varying:
 
         Items of one list are one place: where six captures met other items each, no item is a constant any more."""
         record, told = fact.record, ""
+        if shared := shared_by_tensors(fact, args, kwargs) - assumptions.apart - assumptions.together:
+            assumptions.apart |= shared
+            return told
         counted: set[str] = set()
         for place, now, few in changes(fact, args, kwargs):
             values, shown = self.values.setdefault(place, deque(maxlen=SHOWN)), describe_object(now)
@@ -122,11 +123,6 @@ def tell(captured: Captured, told: str) -> None:
             warnings.warn(text, stacklevel=6)
         except Warning:
             logging.getLogger("moebius").warning(text)
-
-
-def family(place: str) -> str:
-    """The place, all items of a list being one."""
-    return INDEX.sub("[]", place)
 
 
 def places_in(facts: Sequence[Fact]) -> Iterator[str]:
@@ -185,6 +181,23 @@ def containers_of(source: Source) -> Iterator[Source]:
     while isinstance(source, Part) and source.operation in ITEMS:
         source = source.parent
         yield source
+
+
+def shared_by_tensors(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Kinds of places that held one tensor when the step was captured, and now two; or the other way round."""
+    kind, *rest = fact.check
+    sources = fact.sources
+    if fact.source is not None and kind in ("none_of", "is_weak") and (kind == "none_of" or is_tensor(rest[1]())):
+        sources = (fact.source,)
+    now = [(family(source.name), now_at(source, fact, args, kwargs)) for source in sources]
+    if not all(is_tensor(value) for _, value in now):
+        return set()
+    count = Counter(id(value) for _, value in now)
+    return {place for place, value in now if kind != "distinct" or count[id(value)] > 1}
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:

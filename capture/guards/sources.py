@@ -16,9 +16,8 @@ from typing import Any
 from moebius.interpreter import is_kind
 
 STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
+INDEX = re.compile(r"\[\d+\]")
 LEFT = "what the graph break left"
-
-
 NAMES = (  # how sources are named, and what the user's program says for it
     (re.compile(r"\b[LG](?:\([\w.]+\))?\['([^']+)'\]"), r"\1"),
     (re.compile(r"\bclosure (?:[\w<>]+\.)*(\w+)\.cell_contents\b"), r"\1"),
@@ -39,6 +38,11 @@ def as_written(text: str) -> str:
     for pattern, name in NAMES:
         text = pattern.sub(name, text)
     return text
+
+
+def family(name: str) -> str:
+    """The name of a place, all items of a list being one."""
+    return INDEX.sub("[]", name)
 
 
 @dataclass(eq=False, slots=True)

@@ -81,6 +81,9 @@ class Identities(Store):
 
     def guard_distinct(self, left: Any, right: Any) -> None:
         """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
+        for value in (left, right):
+            if is_kind(value, TensorProxy):
+                value.is_asked = True
         first, second = self.source_of(left), self.source_of(right)
         if first is None or second is None or (first.static and second.static):
             return

@@ -18,7 +18,6 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
-from ..regions.loop_regions import ROWS
 from ..regions.rows import TensorRows
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
@@ -205,7 +204,7 @@ class BuiltinHandlers(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
-        if type(iterator) in ROWS:
+        if type(iterator) in self.domain.row_types:
             return self.domain.next_item(iterator)
         is_traced = is_kind(iterator, TensorProxy | SymbolicObject) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:

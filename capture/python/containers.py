@@ -478,11 +478,8 @@ class Containers(Parts):
 
     def dict_merge(self, target: Any, other: Any, function: Any) -> None:
         if self.objects.record_of(target) is not None:
-            raise Break(
-                "keyword arguments built across a graph break",
-                "f(**a, **b)",
-                "build the keyword arguments before the call",
-            )
+            hint = "build the keyword arguments before the call"
+            raise Break("keyword arguments built across a graph break", "f(**a, **b)", hint)
         super().dict_merge(target, self.mapping(other), function)
 
     def mapping(self, other: Any) -> Any:

@@ -62,6 +62,7 @@ class ModuleCalls(Protocol):
 class Parts(Domain):
     """Base of the tracking domain's parts; ``domain.TrackingDomain`` puts them together."""
 
+    row_types: tuple[type, ...]
     objects: Objects
     tensors: TensorOperations
     numbers: Numbers

@@ -97,7 +97,7 @@ class Trace:
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
-        self.tensors.recomputes, self.tensors.branches = assumptions.recomputes, assumptions.branches
+        self.tensors.assume(assumptions)
         self.objects = Objects(
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
@@ -315,8 +315,7 @@ class Trace:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
         file, line = self.line()
         name = self.request.function.__code__.co_qualname
-        place = ((file, line, name),)
-        self.clean = True
+        self.clean, place = True, ((file, line, name),)
         self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
 
     def broke(self, stop: Break, error: BaseException | None = None) -> None:
@@ -335,8 +334,7 @@ class Trace:
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1
-        self.in_branches = domain.loops.open_branches()
-        self.in_hits = domain.loops.open_hits()
+        self.in_branches, self.in_hits = domain.loops.open_branches(), domain.loops.open_hits()
         outermost = next(iter(domain.loops.open), None)
         if outermost is not None and outermost.frame is frame:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
@@ -443,7 +441,7 @@ class Trace:
             or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
-        # (where a graph has failed, the trace goes the way that was captured: with another value; sizes have 64 bits)
+        # (where a graph has failed, the trace goes the way that was captured; sizes have 64 bits)
         if type(value) is not int or small or value.bit_length() > 63:
             if type(value) is not int and self.objects.varies(value, source):
                 return self.objects.as_varying(value, source)
@@ -485,6 +483,8 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
         attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless
     ):
         pass
+    elif mistaken := attempt.tensors.mistaken():
+        assumptions.together |= mistaken
     elif gradients.needs_history and not assumptions.each_module:
         assumptions.each_module = True
     elif not (gradients.changed <= assumptions.natively and gradients.unseen() <= assumptions.strict):
