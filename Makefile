@@ -10,7 +10,7 @@ ARGS ?=
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint links site setup clean
+.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden samples suites torches optimizers semantics exports sanitize lint links site setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -54,6 +54,9 @@ optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS=
 
 exports: $(STAMP)  ## exported steps, between this torch and others; PYTHONS="/other/env/bin/python", ARGS="--families mixtral"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/export/across.py $(PYTHONS) $(ARGS)
+
+samples: $(STAMP)  ## torch's own samples of its operators and modules, plain and captured; ARGS="--only linalg"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/torchs_samples.py $(ARGS)
 
 suites: $(STAMP)  ## other projects' tests, plain and captured; ARGS="pytorch/test/test_optim.py --how whole"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/run.py $(ARGS)
