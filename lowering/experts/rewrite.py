@@ -309,7 +309,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
         except Differ:
             raise
         except Exception as error:  # the products stay, whatever went wrong
-            refuse(region, f"{DIFFERENT}: {DEFECT}: {type(error).__name__}: {error}", down)
+            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
             return region
         if replace_loop(work, loop, layer.storage, region):
             down.replace_all_uses_with(result)
@@ -325,7 +325,7 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
         try:
             moved = slots.at_tokens(work, node)
         except Exception as error:  # it stays the operator on rows, and what this wrote is read by nobody
-            refuse(region, f"{DIFFERENT}: {DEFECT}: {type(error).__name__}: {error}", node)
+            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", node)
             erase_new(work.gm, there)
             continue
         if moved is not None:
@@ -424,7 +424,7 @@ def replace_loop(
     except Refused as refusal:
         refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
-        refuse(region, f"{DIFFERENT}: {DEFECT}: {type(error).__name__}: {error}", loop)
+        refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", loop)
     else:
         fill(region, claim, work.options)
         if iterations is not None:
