@@ -191,6 +191,7 @@ def coverage(report: Findings) -> str:
     legend = "".join(
         f'<li><i class="{how}"></i><b>{report.coverage[how]}</b> {how}<span> {said}</span></li>'
         for how, said in HOWS.items()
+        if report.captured_share is not None or how == "captured"
     )
     if report.in_loops:
         legend += f"<li><span>{counted_once(sum(report.in_loops.values()))}</span></li>"
