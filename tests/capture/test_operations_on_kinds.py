@@ -1,6 +1,6 @@
 """Each operation of the language, and each builtin, on each kind of value that is another one in each call: as plain
-Python has it, errors and their texts included. Capture has stand-ins for such values; an operation that asks one of them
-for its type, its length or its items in place of the value gives a wrong answer."""
+Python has it, errors and their texts included. Capture has stand-ins for such values; an operation that asks one of
+them for its type, its length or its items in place of the value gives a wrong answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATEMENTS = {
     "delete an item": "del v[0]\nr = 0",
     "set an attribute": "v.foo = 1\nr = 0",
     "with": "with v as q:\n    r = 0",
-    "match a sequence": "match v:\n    case [a, b]: r = (a, b)\n    case [a, *rest]: r = (a, rest)\n    case _: r = 'other'",
+    "match a sequence": "match v:\n    case [a, b]: r = (a, b)\n    case [a, *rest]: r = (a, rest)\n    case _: r = 0",
     "match a mapping": "match v:\n    case {'a': z}: r = z\n    case {**kw}: r = kw\n    case _: r = 'other'",
     "match a class": "match v:\n    case bool() | int(): r = 'int'\n    case str(): r = 'str'\n    case _: r = 'other'",
     "match a value": "match v:\n    case 1 | 2: r = '12'\n    case 'abc': r = 'text'\n    case _: r = 'no'",
@@ -55,16 +55,20 @@ STATEMENTS = {
     "format": "r = f'{v:>12}'",
     "percent": "r = '%d' % v",
 }
-EXPRESSIONS = """v[0]; v[-1]; v[0:2]; v[::-1]; 1 in v; v in [1, 'a', None]; v(); v(1); v.foo; v.real; not v; v and 5; v or 5;
-v + 1; 1 + v; v + v; v * 2; v @ v; v ** 2; v / 2; v // 2; v % 2; v << 1; v & 1; v | v; v - v; -v; ~v; v < 1; v < v; v == v;
-v is None; bool(v); int(v); float(v); repr(v); len(v); list(v); tuple(v); dict(v); sorted(v); sum(v); min(v); max(v, 3);
-abs(v); round(v); hash(v) == hash(v); type(v).__name__; isinstance(v, (list, tuple)); callable(v); next(iter(v));
-list(reversed(v)); list(zip(v, v)); list(enumerate(v)); list(map(str, v)); any(v); all(v); [*range(v)][:9]; divmod(v, 2);
-chr(v); hasattr(v, 'append'); format(v, ''); {v: 1}[v]; v in {v}; {1: 2, 'a': 3}.get(v); [1, 2, 3, 4, 5, 6, 7, 8, 9][v];
-[1, 2, 3, 4, 5, 6][:v]; ','.join(v); x + v; x * v; x[v]; x[:v]; x.reshape(v); torch.full((2,), v); torch.zeros(v);
-torch.tensor(v); x.sum(v); torch.where(x > 0, x, v); torch.stack(v); x.clamp(max=v); x.to(v); torch.arange(v);
-x.masked_fill(x > 0, v); copy.deepcopy(v); json.dumps(v); list(itertools.chain(v, v)); math.sqrt(v); math.floor(v);
-numpy.asarray(v); v.count(1); v.upper(); list(v.items()); v.copy(); v.bit_length(); v.item(); v.tolist(); v._replace(a=1)"""
+EXPRESSIONS = """
+v[0]; v[-1]; v[0:2]; v[::-1]; 1 in v; v in [1, 'a', None]; v(); v(1); v.foo; v.real; not v; v and 5; v or 5;
+v + 1; 1 + v; v + v; v * 2; v @ v; v ** 2; v / 2; v // 2; v % 2; v << 1; v & 1; v | v; v - v; -v; ~v; v < 1;
+v < v; v == v; v is None; bool(v); int(v); float(v); repr(v); len(v); list(v); tuple(v); dict(v); sorted(v);
+sum(v); min(v); max(v, 3); abs(v); round(v); hash(v) == hash(v); type(v).__name__;
+isinstance(v, (list, tuple)); callable(v); next(iter(v)); list(reversed(v)); list(zip(v, v));
+list(enumerate(v)); list(map(str, v)); any(v); all(v); [*range(v)][:9]; divmod(v, 2); chr(v);
+hasattr(v, 'append'); format(v, ''); {v: 1}[v]; v in {v}; {1: 2, 'a': 3}.get(v);
+[1, 2, 3, 4, 5, 6, 7, 8, 9][v]; [1, 2, 3, 4, 5, 6][:v]; ','.join(v); x + v; x * v; x[v]; x[:v]; x.reshape(v);
+torch.full((2,), v); torch.zeros(v); torch.tensor(v); x.sum(v); torch.where(x > 0, x, v); torch.stack(v);
+x.clamp(max=v); x.to(v); torch.arange(v); x.masked_fill(x > 0, v); copy.deepcopy(v); json.dumps(v);
+list(itertools.chain(v, v)); math.sqrt(v); math.floor(v); numpy.asarray(v); v.count(1); v.upper();
+list(v.items()); v.copy(); v.bit_length(); v.item(); v.tolist(); v._replace(a=1)
+"""
 PROGRAMS = STATEMENTS | {text.strip(): f"r = {text.strip()}" for text in EXPRESSIONS.split(";")}
 
 
@@ -130,7 +134,7 @@ PLACES = {
     "attribute": ("o.v", lambda value: types.SimpleNamespace(v=value)),
     "item": ("o['v']", lambda value: {"v": value}),
 }
-ADDRESS = re.compile(r"0x[0-9a-f]+")  # in texts of objects
+ADDRESS = re.compile(r"0x[0-9a-f]+|frame #0.*", re.DOTALL)  # in texts of objects; what C++ says of its own frames
 
 
 def collect(*args, **kwargs):
@@ -153,7 +157,7 @@ def shown(value, depth: int = 0):
         return type(value).__name__, sorted(map(repr, value))
     if isinstance(value, BaseException):
         return type(value).__name__, shown(value.args, depth + 1)
-    if isinstance(value, (int, float, str, bytes, complex, type(None), numpy.generic, enum.Enum, types.SimpleNamespace)):
+    if isinstance(value, (int, float, str, bytes, type(None), numpy.generic, enum.Enum, types.SimpleNamespace)):
         return type(value).__name__, repr(value)
     return type(value).__name__
 
@@ -164,8 +168,9 @@ def outcome(step, x, given):
         with contextlib.redirect_stdout(printed):
             result = shown(step(x, given))
     except Exception as error:
-        result = type(error).__name__, str(error)[:300], shown(error.args), type(error.__cause__).__name__
-    return ADDRESS.sub("", repr((result, printed.getvalue(), shown(given))))
+        result = type(error).__name__, ADDRESS.sub("", str(error)), type(error.__cause__).__name__
+        result = result, [type(argument).__name__ for argument in error.args]
+    return ADDRESS.sub("", repr((result, printed.getvalue()))), ADDRESS.sub("", repr(shown(given)))
 
 
 def program(operation: str, place: str):
