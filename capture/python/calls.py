@@ -241,9 +241,11 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             return stand_in(*args, **kwargs)
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
-        if natives.is_tensor_function(function) and any(
-            is_kind(a, TensorProxy) or holds_proxy(a) or self.overriding((a,))
-            for a in (*args, *kwargs.values())
+        given = (*args, *kwargs.values())
+        if (
+            natives.is_tensor_function(function)
+            and any(is_kind(a, TensorProxy) or holds_proxy(a) or self.overriding((a,)) for a in given)
+            and not any(natives.is_called_back(a) for a in given)  # a distance, say: the step's own code
         ):
             try:
                 with self.tensors.that_may_tell(function):

@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from moebius.interpreter import Domain, Frame, is_kind
 
 from ..heap.objects import Objects
@@ -166,10 +168,10 @@ class CallParts:
 
 
 def holds_proxy(value: Any) -> bool:
-    """Whether a tuple, list or dict argument holds tensors."""
+    """Whether a tuple, list or dict argument holds tensors, in one that the step was given as they are themselves."""
     if is_kind(value, tuple | list):
-        return any(is_kind(v, TensorProxy) or holds_proxy(v) for v in value)
-    return is_kind(value, dict) and any(is_kind(v, TensorProxy) for v in value.values())
+        return any(is_kind(v, TensorProxy | torch.Tensor) or holds_proxy(v) for v in value)
+    return is_kind(value, dict) and any(is_kind(v, TensorProxy | torch.Tensor) for v in value.values())
 
 
 def is_alien(value: Any) -> bool:
