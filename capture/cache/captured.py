@@ -53,6 +53,7 @@ from .continuations import (
     MAX_CONTINUATIONS,
     SAME_CONTINUATIONS,
     again,
+    cell_places,
     continuations_of,
     earlier_continuation,
     later,
@@ -100,6 +101,7 @@ class Captured:
     ):
         self.function, self.options, self.beginning = function, options, beginning
         self.n_cells, self.names = (0, names) if beginning is None else (len(beginning.state.cells), beginning.names)
+        self.cells = cell_places(function, parent, beginning)
         self.assumptions = Assumptions(
             dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options
         )
@@ -109,16 +111,13 @@ class Captured:
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []
         self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
-        self.cold_seconds = 0.0
-        self.given_up = ""  # why it is captured no more
+        self.cold_seconds, self.given_up = 0.0, ""  # given_up: why it is captured no more
         self.root = parent is None
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
-        self.looks = 0
-        self.unused = 0  # captures in a row that died before a second call
-        self.races = 0  # captures that another thread has spoiled
-        self.counted = (0, 0)  # misses and hits when it was last counted
+        self.looks = self.unused = 0  # unused: captures in a row that died before a second call
+        self.races, self.counted = 0, (0, 0)  # spoiled by another thread; misses and hits at the last count
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
@@ -398,7 +397,8 @@ class Captured:
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
         if self.names:
-            return (*self.names, *kwargs)
+            cells = (self.cells[name] for name in self.names[: self.n_cells])
+            return (*cells, *self.names[self.n_cells :], *kwargs)
         code = self.function.__code__
         fixed = code.co_varnames[: code.co_argcount]
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
 from ..guards.sources import Part, Source, as_written, family, from_arguments
@@ -161,6 +163,8 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
 def is_longer(fact: Fact, now: Any) -> bool:
     """Whether a list or deque of which all items were read holds them still, in front of others."""
     predicate = fact.check[1]
+    if fact.check[0] == "length" and is_kind(fact.source, Part) and fact.source.operation == "cell":
+        return type(now) is list and 0 < fact.check[2] < len(now)  # (it lives as long as the frame's function)
     if type(now) not in RINGS or not (fact.check[0] == "contents" or type(predicate) is SameItems):
         return False
     then = fact.check[2] if fact.check[0] == "contents" else predicate.items
@@ -197,7 +201,7 @@ def shared_by_tensors(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> set[st
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+    return is_kind(value, torch.Tensor)
 
 
 def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -126,6 +126,19 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     return f"{parent.name}.{operand}"
 
 
+def is_same_place(a: Source, b: Source) -> bool:
+    """Whether two sources are one path from the call's arguments."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or a.static or b.static:
+        return False
+    if is_kind(a, Part) and is_kind(b, Part):
+        alike = a.operation == b.operation and type(a.operand) is type(b.operand) and a.name == b.name
+        fixed = a.operand is b.operand or (type(a.operand) in (int, str) and a.operand == b.operand)
+        return alike and fixed and is_same_place(a.parent, b.parent)
+    return is_kind(a, Arg) and is_kind(b, Arg) and a.index == b.index
+
+
 def from_arguments(source: Source) -> Source:
     """The same path starting at the call's argument where it came from one: a reference to no object of the user's."""
     if is_kind(source, Static):

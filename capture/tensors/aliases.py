@@ -18,7 +18,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..guards.sources import Source, family
+from ..guards.sources import Source, family, is_same_place
 from ..heap.heap import Heap
 from ..torch_facts import torch_private
 from ..values.values import TensorProxy
@@ -53,7 +53,7 @@ class Aliases:
         if found is None:
             return None
         for proxy in found:
-            if proxy.source is source or (proxy.source is not None and proxy.source.name == source.name):
+            if proxy.source is not None and is_same_place(proxy.source, source):
                 return proxy
         if self.may_part(real, source) or all(self.may_part(real, proxy.source) for proxy in found):
             return None

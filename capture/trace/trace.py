@@ -315,8 +315,8 @@ class Trace:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
         file, line = self.line()
         name = self.request.function.__code__.co_qualname
-        self.clean, place = True, ((file, line, name),)
-        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
+        self.clean, stack = True, ((file, line, name),)
+        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", stack)
 
     def broke(self, stop: Break, error: BaseException | None = None) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction.
@@ -397,9 +397,9 @@ class Trace:
 
     def enter_frame(self) -> Frame:
         """The root frame with its arguments entered under guards."""
-        request = self.request
-        function = request.function
-        sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
+        request, function = self.request, self.request.function
+        called = [name if " " in name else f"L[{name!r}]" for name in request.names]
+        sources: list[Source] = [Arg(name, i) for i, name in enumerate(called)]
         every = [*request.args, *request.kwargs.values()]
         cells = tuple(every[: request.n_cells])
         for cell, source in zip(cells, sources, strict=False):  # a new cell each call: its contents count
