@@ -277,7 +277,7 @@ class BuiltinHandlers(CallParts):
         if natives.is_plain(value, self.known) and not issubclass(type(value), str | bytes):
             return hash(value)
         own = self.attributes.on_type(type(value), "__hash__") if is_kind(value, type) else type(value).__hash__
-        if own is object.__hash__:
+        if own is object.__hash__ or is_kind(value, TensorProxy):
             self.identity(value)  # a graph break where it is another object in each call
             return object.__hash__(value)
         return hash(self.objects.real_key(value))
