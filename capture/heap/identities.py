@@ -168,8 +168,8 @@ class Identities(Store):
         if is_kind(key, SYMBOLIC):
             raise Break(
                 "symbolic size as a key",
-                f"a dict or set is indexed with {key}",
-                "mark the size static, or use a constant key",
+                "a dict or set is indexed with a number that is another one in each call, or a size that is dynamic",
+                "use a key that stays, or do it before or after the step",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")

@@ -139,8 +139,12 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
     for said in item.origins:
         text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
-    for file, line, function in item.stack[:-1]:
-        text.append(f"\n  from  {place(file, line)} in {function}", style="dim")
+    called = "from"
+    for file, line, function in item.stack:
+        if (file, line, function) == (item.file, item.line, item.function):
+            called = "into"
+        else:
+            text.append(f"\n  {called}  {place(file, line)} in {function}", style="dim")
     if item.cost_us is not None:
         took = duration(item.cost_us * 1e-6) if item.cost_us >= 1 else "under 1 µs"
         text.append(f"\n  cost  {took} of Python a call", style="dim")

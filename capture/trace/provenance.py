@@ -11,6 +11,7 @@ from moebius.interpreter import UNSET, Frame, is_kind
 
 from ..bytecode.counting import goes_on
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
+from ..bytecode.user_code import is_ours
 from ..guards.sources import as_written
 from ..heap.objects import Objects
 from ..tensors.graphs import GraphWriter, Where
@@ -26,6 +27,11 @@ def place_of(frame: Frame, index: int) -> Place:
     instruction, code = frame.program.instructions[index], frame.code
     place = code.co_filename, instruction.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, instruction.offset)
+
+
+def without_ours(stack: tuple[Where, ...]) -> tuple[Where, ...]:
+    """A stack for a report: what stands in for a function of a library's is no frame of the program."""
+    return tuple(place for place in stack if not is_ours(place[0])) or stack
 
 
 def shown_at(

@@ -46,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import refuse_lost_handler
 from .native_pieces import why_whole
-from .provenance import place_of, shown_at
+from .provenance import place_of, shown_at, users_place, without_ours
 from .recorder import Recorder, Recordings
 from .speculation import Speculation
 
@@ -347,7 +347,7 @@ class Trace:
             self.clean = False
         frame.stack[:] = domain.root_stack
         frame.pc = domain.root_pc
-        file, line, function = stack[-1] if stack else ("", 0, "")
+        file, line, function = users_place(stack) or ("", 0, "")
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
             stop.reason,
@@ -357,7 +357,7 @@ class Trace:
             line,
             function,
             f"{instruction.opname} {instruction.argval!r:.60}",
-            stack,
+            without_ours(stack),
             excerpt=expression,
             origins=came_from,
         )
