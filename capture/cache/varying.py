@@ -163,12 +163,17 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
 def is_longer(fact: Fact, now: Any) -> bool:
     """Whether a list or deque of which all items were read holds them still, in front of others."""
     predicate = fact.check[1]
-    if fact.check[0] == "length" and is_kind(fact.source, Part) and fact.source.operation == "cell":
-        return type(now) is list and 0 < fact.check[2] < len(now)  # (it lives as long as the frame's function)
+    if fact.check[0] == "length" and fact.source is not None and lives_on(fact.source):
+        return type(now) is list and 0 < fact.check[2] == len(now) - 1
     if type(now) not in RINGS or not (fact.check[0] == "contents" or type(predicate) is SameItems):
         return False
     then = fact.check[2] if fact.check[0] == "contents" else predicate.items
     return 0 < len(then) < len(now) and all(a is b for a, b in zip(then, now, strict=False))
+
+
+def lives_on(source: Source) -> bool:
+    """Whether an object holds it, or a cell, and no list or tuple that a call brings."""
+    return isinstance(source, Part) and (source.operation not in ITEMS or lives_on(source.parent))
 
 
 def numbers_of(check: Any) -> list[tuple[Source, bool]]:

@@ -396,9 +396,10 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             else collections.defaultdict(record.obj.default_factory)
         )
         for key in record.obj:
-            if key not in record.reads:
+            overwritten = type(key) in ATOMS and record.writes.get(key, ABSENT) is not ABSENT
+            if key not in record.reads and not overwritten:  # (what stood there before the step, nobody asks)
                 record.reads[key] = self.read_entry(record, key)
-            whole[self.entered_key(record, key)] = record.reads[key]
+            whole[self.entered_key(record, key)] = record.reads.get(key, UNREAD)
         return whole
 
     def whole_sequence(self, record: Record) -> Any:
