@@ -129,7 +129,7 @@ def open_siblings(assumptions: Assumptions, guards: CompiledGuards) -> None:
     varied = Counter(map(family, assumptions.symbolic_places))
     for fact in guards.facts:
         kind, *rest = fact.check
-        if kind == "equal" and fact.source is not None and type(rest[1]) in (int, float, *NUMPY_NUMBERS):
+        if kind == "equal" and fact.source is not None and type(rest[1]) in (bool, int, float, *NUMPY_NUMBERS):
             way = family(fact.source.name)
             if way != fact.source.name and varied[way] > 1:
                 assumptions.symbolic_places.add(fact.source.name)
@@ -144,7 +144,7 @@ def way_to(source: Source) -> Iterator[Source]:
 
 
 def is_another_number(then: Any, now: Any) -> bool:
-    return type(then) in (int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
+    return type(then) in (bool, int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
 
 
 def is_another_tensor(then: Any, now: Any) -> bool:

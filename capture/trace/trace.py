@@ -435,7 +435,7 @@ class Trace:
         if small:
             self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
-            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
+            small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
