@@ -35,7 +35,7 @@ def open_place(
     """
     kind, *rest = fact.check
     if kind == "dict":
-        return open_entry(assumptions, fact)
+        return open_entry(assumptions, fact, guards)
     if kind == "contents" and fact.source is not None:
         return open_items(assumptions, fact, args, kwargs)
     if kind == "tensor":
@@ -53,7 +53,7 @@ def open_place(
     return False
 
 
-def open_entry(assumptions: Assumptions, fact: Fact) -> bool:
+def open_entry(assumptions: Assumptions, fact: Fact, guards: CompiledGuards) -> bool:
     """``open_place`` of the entry that has changed in a dict."""
     _, the_dict, entries, _ = fact.check
     key = changed_key(the_dict, entries)
@@ -66,9 +66,21 @@ def open_entry(assumptions: Assumptions, fact: Fact) -> bool:
         assumptions.symbolic_strings.add(name)
     elif numbers or replaced:
         assumptions.symbolic_places.add(name)
+        if numbers:
+            open_alike(assumptions, the_dict, key, guards)
     elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
         assumptions.symbolic_places.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
     return isinstance(then, torch.Tensor) if numbers else replaced
+
+
+def open_alike(assumptions: Assumptions, the_dict: dict, key: Any, guards: CompiledGuards) -> None:
+    """The same attribute of other objects of the class, where a number of one has varied: meters, counters."""
+    kinds = {id(fact.check[3]): fact.check[2] for fact in guards.facts if fact.check[0] == "instance"}
+    kind = kinds.get(id(the_dict))
+    for fact in guards.facts if kind is not None and not issubclass(kind, torch.nn.Module) else ():
+        if fact.check[0] == "dict" and kinds.get(id(fact.check[1])) is kind:
+            if isinstance(fact.check[2].get(key), (int, float)) and type(fact.check[2][key]) is not bool:
+                assumptions.symbolic_places.add(record_name(fact.record.source, key))
 
 
 def open_items(assumptions: Assumptions, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -117,7 +129,7 @@ def open_siblings(assumptions: Assumptions, guards: CompiledGuards) -> None:
     varied = Counter(map(family, assumptions.symbolic_places))
     for fact in guards.facts:
         kind, *rest = fact.check
-        if kind == "equal" and fact.source is not None and type(rest[1]) in (int, float, *NUMPY_NUMBERS):
+        if kind == "equal" and fact.source is not None and type(rest[1]) in (bool, int, float, *NUMPY_NUMBERS):
             way = family(fact.source.name)
             if way != fact.source.name and varied[way] > 1:
                 assumptions.symbolic_places.add(fact.source.name)
@@ -132,7 +144,7 @@ def way_to(source: Source) -> Iterator[Source]:
 
 
 def is_another_number(then: Any, now: Any) -> bool:
-    return type(then) in (int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
+    return type(then) in (bool, int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
 
 
 def is_another_tensor(then: Any, now: Any) -> bool:

@@ -15,7 +15,7 @@ from moebius.interpreter import is_kind
 
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
-from ..guards.sources import Part, Source, as_written, family, from_arguments
+from ..guards.sources import Part, Source, as_written, family, from_arguments, is_item
 from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
 from ..heap.varying import RINGS
@@ -40,7 +40,6 @@ STACK = ("L['m_stack", "next(L['m_stack")  # how the rest of a frame names what 
 SHOWN = 3  # values in the message
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 FROM_NOW_ON = "from now on the graph ends where its value is needed"
-ITEMS = ("list_item", "tuple_item")
 OF_TENSORS = ("same", "type", "tensor")
 Change = tuple[str, Any, bool]  # a place, what it holds now, and whether there are few ways
 
@@ -102,7 +101,7 @@ class Varying:
             limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
             if place.startswith(STACK):
                 limit = min(limit, COMPUTED if assumptions.varying else LEFT)
-            if fact.check[0] in OF_TENSORS:
+            if fact.check[0] in OF_TENSORS or is_or_was_tensor(fact, args, kwargs):
                 limit = COMPUTED
             limit = FEW_WAYS if served or few or isinstance(now, FEW) else limit
             if self.counts[key] < limit or place in assumptions.varying:
@@ -149,13 +148,17 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
         yield from of_class(*rest[:2])
     elif kind == "python" and (numbers := numbers_of(rest[0])):
         for source, few in numbers:
-            yield source.name, now_at(source, fact, args, kwargs), few
+            now = now_at(source, fact, args, kwargs)
+            if is_item(source) and isinstance(source, Part) and type(now) is bool:  # which predictions were right
+                yield source.parent.name, now_at(source.parent, fact, args, kwargs), False
+            else:
+                yield source.name, now, few
     elif fact.source is not None and (kind == "same" or is_or_was_tensor(fact, args, kwargs)):
         for container in containers_of(fact.source):
             yield container.name, now_at(container, fact, args, kwargs), False
     elif fact.source is not None and kind in ("equal", "is", "contents", "length", "keys", "python"):
         source = outer(fact.source)
-        if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and source.operation in ITEMS:
+        if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and is_item(source):
             source = source.parent  # which predictions were right
         yield from a_value(source.name, now_at(source, fact, args, kwargs))
 
@@ -163,12 +166,17 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
 def is_longer(fact: Fact, now: Any) -> bool:
     """Whether a list or deque of which all items were read holds them still, in front of others."""
     predicate = fact.check[1]
-    if fact.check[0] == "length" and is_kind(fact.source, Part) and fact.source.operation == "cell":
-        return type(now) is list and 0 < fact.check[2] < len(now)  # (it lives as long as the frame's function)
+    if fact.check[0] == "length" and fact.source is not None and lives_on(fact.source):
+        return type(now) is list and 0 < fact.check[2] == len(now) - 1
     if type(now) not in RINGS or not (fact.check[0] == "contents" or type(predicate) is SameItems):
         return False
     then = fact.check[2] if fact.check[0] == "contents" else predicate.items
     return 0 < len(then) < len(now) and all(a is b for a, b in zip(then, now, strict=False))
+
+
+def lives_on(source: Source) -> bool:
+    """Whether an object holds it, or a cell, and no list or tuple that a call brings."""
+    return source.static or (isinstance(source, Part) and (not is_item(source) or lives_on(source.parent)))
 
 
 def numbers_of(check: Any) -> list[tuple[Source, bool]]:
@@ -182,7 +190,7 @@ def numbers_of(check: Any) -> list[tuple[Source, bool]]:
 def containers_of(source: Source) -> Iterator[Source]:
     """The lists and tuples that a tensor is an item of, innermost first: which tensor stands where is nothing that can
     be left open, what holds them can."""
-    while isinstance(source, Part) and source.operation in ITEMS:
+    while isinstance(source, Part) and is_item(source):
         source = source.parent
         yield source
 
@@ -206,9 +214,10 @@ def is_tensor(value: Any) -> bool:
 
 def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a tensor stands where there was none, or the other way round: the ends of episodes in a batch."""
-    if fact.source is None or fact.check[0] not in OF_TENSORS:
+    if fact.source is None or fact.check[0] not in (*OF_TENSORS, "equal"):
         return False
-    then = torch.Tensor if fact.check[0] == "tensor" else fact.check[2]
+    kind, _, known, *_ = fact.check
+    then: Any = torch.Tensor if kind == "tensor" else type(known) if kind == "equal" else known
     now = type(now_at(fact.source, fact, args, kwargs))
     return now is not then and (issubclass(now, torch.Tensor) or issubclass(then, torch.Tensor))
 

@@ -17,6 +17,7 @@ from moebius.interpreter import is_kind
 
 STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
 INDEX = re.compile(r"\[\d+\]")
+ITEMS = ("list_item", "tuple_item")
 LEFT = "what the graph break left"
 NAMES = (  # how sources are named, and what the user's program says for it
     (re.compile(r"\b[LG](?:\([\w.]+\))?\['([^']+)'\]"), r"\1"),
@@ -124,6 +125,11 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     if operation == "cell":
         return f"{parent.name}.cell_contents"
     return f"{parent.name}.{operand}"
+
+
+def is_item(source: Source) -> bool:
+    """Whether it is an item of a list or tuple."""
+    return is_kind(source, Part) and source.operation in ITEMS
 
 
 def is_same_place(a: Source, b: Source) -> bool:

@@ -101,7 +101,7 @@ class Trace:
         self.objects = Objects(
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
-        self.objects.varying, self.objects.tell = assumptions.varying, self.tell_below
+        self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below)
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
         gradients = self.gradients = self.tensors.log_to(self.objects.heap, assumptions.outside)
@@ -345,8 +345,7 @@ class Trace:
             if outermost is None or outermost.frame is not frame or step < outermost.root_step:
                 self.root_step = step
             self.clean = False
-        frame.stack[:] = domain.root_stack
-        frame.pc = domain.root_pc
+        frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
         file, line, function = users_place(stack) or ("", 0, "")
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
@@ -436,7 +435,7 @@ class Trace:
         if small:
             self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
-            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
+            small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
@@ -513,6 +512,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
             break
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
+    assumptions.logs |= attempt.objects.appended()
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)
