@@ -68,12 +68,12 @@ from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
+from .short_lived import ShortLived
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
 
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
-MAX_UNUSED = 16  # captures in a row whose model or optimizer dies before a second call
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
@@ -116,8 +116,8 @@ class Captured:
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
-        self.looks = self.unused = 0  # unused: captures in a row that died before a second call
-        self.races, self.counted = 0, (0, 0)  # spoiled by another thread; misses and hits at the last count
+        self.looks, self.short_lived = 0, ShortLived()
+        self.races = 0  # captures that another thread has spoiled
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
@@ -208,9 +208,11 @@ class Captured:
             return self.given_up
         if self.root and not works(captured_once):
             return "moebius does not work with this torch (it said so when it tried itself)"
-        if self.unused >= MAX_UNUSED:
-            self.give_up(f"captured {self.unused} times for objects that lived for one call", hints.MADE_ANEW)
-            return self.given_up
+        given = self.short_lived.is_given(args, kwargs, (ref() for segment in self.segments for ref in segment.modules))
+        if self.short_lived.are_many():
+            self.give_up(self.short_lived.in_words(), hints.MADE_ANEW)
+        if given or self.given_up:
+            return self.given_up or "a model or optimizer was made for this call, as in those before"
         if not self.binds(args, kwargs):
             return "its arguments do not fit"  # it raises the TypeError that says so
         if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
@@ -377,11 +379,8 @@ class Captured:
                 return
             owner, segment = me(), captured_for_it()
             if owner is not None and segment is not None and segment in owner.segments:
-                calls = owner.entry.misses, owner.entry.hits
-                if owner.entry.hits != segment.hits_before:
-                    owner.unused = 0
-                elif calls != owner.counted:  # (all layers that die with their model are one)
-                    owner.unused, owner.counted = owner.unused + 1, calls
+                used = owner.entry.hits != segment.hits_before
+                owner.short_lived.died(used, (owner.entry.misses, owner.entry.hits))
                 tell_before_it_goes(owner)
                 owner.forget(segment)
 
@@ -568,7 +567,7 @@ class Captured:
         self.deferred_state = DeferredState([])
         self.assumptions.forget()
         self.misses.clear()
-        self.given_up, self.unused, self.races, self.counted, self.superseded = "", 0, 0, (0, 0), 0
+        self.given_up, self.short_lived, self.races, self.superseded = "", ShortLived(), 0, 0
         self.stale_captures, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 
 from ..guards.program import CompiledGuards, changed_key, fetch
 from ..guards.recorder import Fact
-from ..guards.sources import Part, Source, family
+from ..guards.sources import Part, Source
 from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
@@ -121,18 +120,6 @@ def open_numbers(assumptions: Assumptions, guards: CompiledGuards, args: tuple, 
                     assumptions.symbolic_places.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None:
             open_floats(assumptions, fact.source, args, kwargs)
-    open_siblings(assumptions, guards)
-
-
-def open_siblings(assumptions: Assumptions, guards: CompiledGuards) -> None:
-    """Numbers that stand where others have varied, but for an index: of a sampled batch some are the same by chance."""
-    varied = Counter(map(family, assumptions.symbolic_places))
-    for fact in guards.facts:
-        kind, *rest = fact.check
-        if kind == "equal" and fact.source is not None and type(rest[1]) in (bool, int, float, *NUMPY_NUMBERS):
-            way = family(fact.source.name)
-            if way != fact.source.name and varied[way] > 1:
-                assumptions.symbolic_places.add(fact.source.name)
 
 
 def way_to(source: Source) -> Iterator[Source]:

@@ -9,7 +9,10 @@ Nobody changes a source. (They are not frozen dataclasses: a trace makes thousan
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,9 +44,31 @@ def as_written(text: str) -> str:
     return text
 
 
+@functools.lru_cache(4096)
 def family(name: str) -> str:
     """The name of a place, all items of a list being one."""
     return INDEX.sub("[]", name)
+
+
+class OpenPlaces(frozenset[str]):
+    """Names of places whose values are no constants. Where that is so of two items of a list, or of what two hold, it
+    is so of all: some are the same in two calls by chance."""
+
+    families: frozenset[str]
+
+    def __new__(cls, names: Iterable[str]) -> OpenPlaces:
+        self = super().__new__(cls, names)
+        alike = Counter(family(name) for name in self if name.find("[") >= 0)
+        self.families = frozenset(kind for kind, count in alike.items() if count > 1)
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name):
+            return True
+        return bool(self.families) and is_kind(name, str) and family(name) in self.families
+
+    def __or__(self, names: Iterable[str]) -> OpenPlaces:  # type: ignore[override]
+        return OpenPlaces((*self, *names))
 
 
 @dataclass(eq=False, slots=True)

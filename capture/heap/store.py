@@ -11,7 +11,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..guards.sources import Source, Static
+from ..guards.sources import OpenPlaces, Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
 from .records import MetTuple, Record
@@ -28,7 +28,7 @@ class Store:
         guards: GuardRecorder,
         tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
         symbolic: Callable[[Any, Source], Any],
-        symbolic_places: frozenset[str],
+        symbolic_places: OpenPlaces,
         tensors_met: dict[int, TensorProxy] | None = None,
     ):
         self.heap = heap = Heap()

@@ -138,6 +138,10 @@ class Relations(list):
         self.places.append(self.where())
 
 
+def nowhere() -> None:
+    """No line: the trace is over. (A ShapeEnv lives as long as what was captured, and must hold no trace.)"""
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
@@ -264,6 +268,10 @@ class FakeWorld:
         return (int(known.lower) if known.lower.is_Integer else None), (
             int(known.upper) if known.upper.is_Integer else None
         )
+
+    def let_go(self) -> None:
+        """Of the trace, which is over."""
+        self.relations.where = nowhere
 
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""

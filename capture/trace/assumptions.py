@@ -12,6 +12,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.lowering import OWN
 
+from ..guards.sources import OpenPlaces
 from ..options import Options
 from ..regions.conditional_lists import Lists
 from ..tensors.bounds import Bounds
@@ -128,16 +129,18 @@ class Assumptions:
 
     def learn_from(self, above: Assumptions, code: types.CodeType) -> None:
         """What is known of places that vary, and of branches on data, in the function that calls this one, or that this
-        continues."""
+        continues. (A place has one name on both sides: see ``continuations.cell_places``.)"""
         self.varying |= above.varying | above.below.get(code, {})
+        self.symbolic_places |= above.symbolic_places
+        self.counters |= above.counters
         self.apart |= above.apart
         self.logs |= above.logs
         self.together |= above.together
         self.below, self.unpredictable = above.below, above.unpredictable
 
-    def open_places(self) -> frozenset[str]:
+    def open_places(self) -> OpenPlaces:
         """Places of numbers and texts that are no constants."""
-        return frozenset(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
+        return OpenPlaces(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
 
     def open_strings(self) -> set[str]:
         """Places of texts that are inputs of the graph."""

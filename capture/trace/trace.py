@@ -164,10 +164,10 @@ class Trace:
             if part is not None:
                 vars(part).clear()
         self.guards.let_go()
+        self.world.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), DeferredState([])
-        self.frame = self.result = self.recorder = None
-        self.stopped = []
+        self.frame, self.result, self.recorder, self.stopped = None, None, None, []
 
     # ------------------------------------------------------------------------------------------------------------------
     # Where the user's program is
