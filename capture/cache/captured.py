@@ -53,7 +53,6 @@ from .continuations import (
     MAX_CONTINUATIONS,
     SAME_CONTINUATIONS,
     again,
-    cell_places,
     continuations_of,
     earlier_continuation,
     later,
@@ -66,7 +65,7 @@ from .frames import OWNER
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
-from .recompiles import failures, hint_of, latest_reason, other_break, told
+from .recompiles import failures, hint_of, latest_reason, told
 from .reference_cycles import ReferenceCycles
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
@@ -101,7 +100,6 @@ class Captured:
     ):
         self.function, self.options, self.beginning = function, options, beginning
         self.n_cells, self.names = (0, names) if beginning is None else (len(beginning.state.cells), beginning.names)
-        self.cells = cell_places(function, parent, beginning)
         self.assumptions = Assumptions(
             dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options
         )
@@ -111,13 +109,16 @@ class Captured:
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []
         self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
-        self.cold_seconds, self.given_up = 0.0, ""  # given_up: why it is captured no more
+        self.cold_seconds = 0.0
+        self.given_up = ""  # why it is captured no more
         self.root = parent is None
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
-        self.looks = self.unused = 0  # unused: captures in a row that died before a second call
-        self.races, self.counted = 0, (0, 0)  # spoiled by another thread; misses and hits at the last count
+        self.looks = 0
+        self.unused = 0  # captures in a row that died before a second call
+        self.races = 0  # captures that another thread has spoiled
+        self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
@@ -291,7 +292,6 @@ class Captured:
         with signals_wait(), uncounted():
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
-            note_looked_at(self.entry, segment.guards.program, runs=True)
             return self.runner(segment)(*args, **kwargs)
         return self.cold(self.entry, args, kwargs)
 
@@ -304,7 +304,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
-            note_looked_at(self.entry, program, runs=False)  # (where it is to go, its hit is no run)
+            note_looked_at(self.entry, program)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -326,8 +326,8 @@ class Captured:
         self.forget(segment)
         if not self.segments:
             self.leave_children()
-        was = other_break(before, found.graph_break)
-        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
+        now = "none" if found.graph_break is None else found.graph_break.reason
+        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -397,8 +397,7 @@ class Captured:
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
         if self.names:
-            cells = (self.cells[name] for name in self.names[: self.n_cells])
-            return (*cells, *self.names[self.n_cells :], *kwargs)
+            return (*self.names, *kwargs)
         code = self.function.__code__
         fixed = code.co_varnames[: code.co_argcount]
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
@@ -465,8 +464,9 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
-            log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
+            why = told(failed, self.function.__code__, args, kwargs)
+            log_recompile(self.function.__qualname__, *why[:6])
+            self.recompiles.append(Recompile(*why))
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:

@@ -59,12 +59,7 @@ class Store:
         self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
         self.schedules: set[int] = set()  # instance dicts of schedulers
         self.varying: dict[str, tuple[str, str]] = {}
-        self.logs: set[str] = set()  # lists to which the step was seen to append, by the names of their places
         self.tell: Callable[[str], None] = lambda name: None
-
-    def assume(self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None]) -> None:
-        """What earlier captures taught. tell: see ``VaryingPlaces``."""
-        self.logs, self.varying, self.tell = logs, varying, tell
 
     def made(self, obj: Any) -> Any:
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -16,13 +15,11 @@ from types import (
 from typing import Any
 
 from ..natives import call_outside, watch_finalizer
-from ..tables.texts import STAR_IN_CALL
-from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name, wrong_type
+from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
 })  # fmt: skip
-TUPLES_ASK_FOR_LENGTH = sys.version_info < (3, 14)  # PySequence_Tuple
 TYPE_CALL = type.__dict__["__call__"]
 
 
@@ -63,7 +60,7 @@ class Calls(Core):
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
         if type(args) is not tuple:
             self.require_iterable(callee, args)
-            args = self.drain(args, TUPLES_ASK_FOR_LENGTH)
+            args = self.drain(args)
         if type(kwargs) is not dict:
             merged: dict[Any, Any] = {}
             self.dict_merge(merged, kwargs, callee)
@@ -79,9 +76,10 @@ class Calls(Core):
 
     def require_iterable(self, callee: Any, args: Any) -> None:
         """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
-        tp = self.class_of(args)
+        tp = type(args)
         if lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is MISSING:
-            raise wrong_type(STAR_IN_CALL, args, function=lambda: self.function_text(callee), kind=tp)
+            text = self.function_text(callee)
+            raise TypeError(f"{text} argument after * must be an iterable, not {type_name(tp)}")
 
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Bind the arguments, run the frame; a generator function gives its generator.
