@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up the project's own virtual environment first, once.
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name) 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3.15 python3,$(shell command -v $(name) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
@@ -10,7 +10,7 @@ ARGS ?=
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint links site setup clean
+.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden samples suites torches optimizers semantics exports sanitize lint links site setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -55,6 +55,9 @@ optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS=
 exports: $(STAMP)  ## exported steps, between this torch and others; PYTHONS="/other/env/bin/python", ARGS="--families mixtral"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/export/across.py $(PYTHONS) $(ARGS)
 
+samples: $(STAMP)  ## torch's own samples of its operators and modules, plain and captured; ARGS="--only linalg"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/torchs_samples.py $(ARGS)
+
 suites: $(STAMP)  ## other projects' tests, plain and captured; ARGS="pytorch/test/test_optim.py --how whole"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/run.py $(ARGS)
 
@@ -75,7 +78,7 @@ sanitize: $(STAMP)  ## tests with the C code under the address and undefined-beh
 	  || { cat $(LOG)* 2>/dev/null; false; }
 
 # Needs no torch: an environment with the C extension for each Python. The table of all of them goes to docs/semantics.md.
-TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13 3.14,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))
+TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13 3.14 3.15,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))
 semantics:  ## CPython's own tests through the interpreter; PYTHONS="3.11 3.14", ARGS="--modules test_with --resume"
 	@set -e; for v in $(TESTED); do \
 	  test -x build/semantics/$$v/bin/python || python$$v -m venv build/semantics/$$v; \
@@ -106,7 +109,7 @@ setup: $(STAMP)
 
 # torch comes first and with its exact pin: with a range pip walks through several gigabytes of CUDA builds.
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/native/*.[ch] kernels/native/*.[ch])
-	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11 to 3.14 on PATH (or PYTHON=/path/to/python)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11 to 3.15 on PATH (or PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt install python3-venv"; exit 1; }
 	$(PIP) install -q -c constraints.txt setuptools
 	$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"

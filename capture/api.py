@@ -185,6 +185,7 @@ class CapturedModule:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
+        call.__qualname__ = type(module).__qualname__  # in reports
         self.__dict__["__wrapped__"] = module
         self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)

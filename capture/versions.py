@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import UnsupportedVersionError
 
 __version__ = "0.1.0"  # of moebius
-PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14), (3, 15))
 # Tested by `make torches`, each with the Triton that it goes with (other pairs are tested by neither project). A new
 # one is added here, and to pyproject.toml's bound, when that command's table says of it what it says of the others.
 # (docs/versions.md has what was seen.)

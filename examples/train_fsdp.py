@@ -6,12 +6,17 @@ trains in one process.
     torchrun --nproc-per-node 2 examples/train_fsdp.py --steps 4 --save out/train_fsdp
     torchrun --nproc-per-node 4 examples/train_fsdp.py --steps 8 --resume out/train_fsdp
     python examples/train_fsdp.py --steps 8                              # the same losses
+
+A rank that is lost ends the others with an error that names it; torchrun starts all again, from the last checkpoint:
+
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/train_fsdp.py --save out/a --resume out/a --every 2
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,8 +80,9 @@ def batch(number: int, rank: int, ranks: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="in all, those of the checkpoint among them")
-    parser.add_argument("--save", metavar="FOLDER")
-    parser.add_argument("--resume", metavar="FOLDER")
+    parser.add_argument("--save", metavar="FOLDER", help="where checkpoints go, one for each step that has one")
+    parser.add_argument("--every", type=int, default=0, help="a checkpoint each so many steps, not at the end alone")
+    parser.add_argument("--resume", metavar="FOLDER", help="go on from the last checkpoint there, if there is one")
     args = parser.parse_args()
     mesh, rank, ranks = None, 0, 1
     if "RANK" in os.environ:  # torchrun
@@ -85,9 +91,10 @@ def main() -> None:
         mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
     model, optimizer = build(mesh)
     held: dict[str, Any] = {"step": 0}
-    if args.resume:  # before the first captured call
+    whole = sorted(Path(args.resume).glob("*/.metadata")) if args.resume else []  # (it is written last)
+    if whole:  # before the first captured call
         held["model"], held["optimizer"] = get_state_dict(model, optimizer)
-        dcp.load(held, checkpoint_id=args.resume)
+        dcp.load(held, checkpoint_id=whole[-1].parent)
         set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
     run = capture(step, mesh=mesh)
     for number in range(held["step"], args.steps):
@@ -96,9 +103,10 @@ def main() -> None:
             dist.all_reduce(loss)
         if rank == 0:
             print(f"step {number}: loss {float(loss) / ranks:.5f}", flush=True)
-    if args.save:
-        held["model"], held["optimizer"] = get_state_dict(model, optimizer)
-        dcp.save({**held, "step": args.steps}, checkpoint_id=args.save)
+        done = number + 1
+        if args.save and (done == args.steps or (args.every and done % args.every == 0)):
+            held["model"], held["optimizer"] = get_state_dict(model, optimizer)
+            dcp.save({**held, "step": done}, checkpoint_id=Path(args.save) / f"{done:08}")
     if mesh is not None:
         dist.destroy_process_group()
 

@@ -20,8 +20,9 @@ with private_builtins(__name__):
     from .natives import count_native_frames
     from .program import Instruction, Program
     from .sentinels import NULL, STOP, UNSET
+    from .tables import ITERATOR_PLACES
 
 __all__ = [
-    "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",
-    "count_native_frames", "decode", "interpret", "is_kind",
+    "ITERATOR_PLACES", "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine",
+    "Program", "Signal", "count_native_frames", "decode", "interpret", "is_kind",
 ]  # fmt: skip

@@ -80,6 +80,8 @@ def _decode(code: CodeType) -> Program:
         except LookupError:
             refuse(program, undecoded(index, ins), "its argument refers to nothing")
         opname = entry.name_for(opname, arg)
+        if opname == "LOAD_CONST":
+            argval = operand  # whichever table it is in
         instructions.append(Instruction(index, opname, ins.opcode, arg, argval, target, ins.offset, ins.line, operand))
         steps.append((HANDLERS[entry.handler_for(arg)], operand))
     handlers: list[tuple[int, int, bool] | None] = [None] * count
@@ -134,4 +136,6 @@ def emitted_opcodes() -> list[str]:
 
 
 # Internal to CPython: they never stand in co_code.
-UNEMITTED = frozenset({"CACHE", "INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "DO_TRACING", "EXIT_INIT_CHECK"})
+UNEMITTED = frozenset({
+    "CACHE", "INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "DO_TRACING", "EXIT_INIT_CHECK", "TRACE_RECORD",
+})  # fmt: skip

@@ -25,6 +25,7 @@ from .registry import HANDLERS, OPERANDS
 from .room import ROOM
 from .sentinels import NULL, UNSET, sentinel
 from .shown import Shown
+from .tables import ITERATOR_PLACES
 from .thrown import closes_unrun, rethrow, runs_async, take_thrown
 from .tracebacks import (
     GET_TRACEBACK,
@@ -286,7 +287,7 @@ class Machine(Shown):
             return UNSET
         following = frame.program.instructions[frame.pc + 1]
         if following.opname == "RESUME" and (following.arg or 0) & 3 >= 2:
-            return frame.stack[-1]
+            return frame.stack[-ITERATOR_PLACES]
         return UNSET
 
     def throw_into(self, frame: Frame, receiver: Any, thrown: list[BaseException]) -> Any:
@@ -377,10 +378,10 @@ class Machine(Shown):
                 chain_context(exc, self.handled())
         trace = strip(GET_TRACEBACK(exc), self.clean)
         region = frame.program.handlers[frame.pc]
-        if again is None:
+        if again is None and frame.pc >= frame.program.begins:
             trace = add_entry(frame, trace, region is None)
             self.entries += 1
-        elif region is None:
+        elif region is None and again is not None:
             frame.pc = again
             if trace is not None:
                 trace = with_variables(frame, trace)

@@ -1,6 +1,6 @@
 """The instructions of a code object as they stand there: `dis`'s reading without its texts, in less than half the time.
 
-Private names of dis, read on 3.11.7 to 3.14.8: see tables/caches.py. The tests compare with dis itself.
+Private names of dis, read on 3.11.7 to 3.15.0: see tables/caches.py. The tests compare with dis itself.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 LARGEST = 1 << 31  # a C int holds an argument: beyond, it is negative
 # by how many bits the index into co_names stands above flags, and cmp_op's above its own
 NAME_SHIFTS = {"LOAD_GLOBAL": 1} | ({"LOAD_ATTR": 1, "LOAD_SUPER_ATTR": 2} if sys.version_info >= (3, 12) else {})
+NAME_SHIFTS |= {"IMPORT_NAME": 2} if sys.version_info >= (3, 15) else {}
 COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(sys.version_info[:2], 5)
 
 PAIRS = frozenset({

@@ -15,11 +15,16 @@ from typing import NoReturn
 from .errors import InterpreterError
 from .program import Instruction, Program
 from .reading import PAIRS
+from .tables import ITERATOR_PLACES
 
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
+# 3.15's generator expressions end with these, where their handler still counts on the iterator.
+NEVER_RAISE = frozenset({"LOAD_CONST", "RETURN_VALUE"})
 ALWAYS_JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
+if ITERATOR_PLACES > 1:  # from 3.15 on a generator expression makes its iterator first
+    PROLOGUE |= {"RESUME", "LOAD_FAST", "GET_ITER", "GET_AITER"}
 HAS_PRECALL = "PRECALL" in dis.opmap
 HAS_ANNOTATE = "__annotate__" in FunctionType.__dict__  # PEP 649
 KEYWORDS_BY_ARGUMENT = dis.stack_effect(dis.opmap["CALL_FUNCTION_EX"], 0) > -3  # 3.14 always has room for keywords
@@ -40,7 +45,7 @@ NEEDS: dict[str, Need] = {
         "UNARY_NOT", "UNARY_INVERT", "TO_BOOL", "GET_ITER", "GET_YIELD_FROM_ITER", "GET_LEN", "MATCH_MAPPING",
         "MATCH_SEQUENCE", "LOAD_ATTR", "LOAD_METHOD", "DELETE_ATTR", "IMPORT_FROM", "IMPORT_STAR", "RETURN_VALUE",
         "YIELD_VALUE", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "PUSH_EXC_INFO",
-        "POP_EXCEPT", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", "FOR_ITER", "LIST_TO_TUPLE", "FORMAT_SIMPLE",
+        "POP_EXCEPT", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", "LIST_TO_TUPLE", "FORMAT_SIMPLE",
         "CONVERT_VALUE", "PRINT_EXPR", "ASYNC_GEN_WRAP", "CALL_INTRINSIC_1", "LOAD_FROM_DICT_OR_GLOBALS",
         "LOAD_FROM_DICT_OR_DEREF", "STORE_FAST_LOAD_FAST", "UNPACK_SEQUENCE", "UNPACK_EX", "LOAD_SPECIAL",
     ),
@@ -48,12 +53,15 @@ NEEDS: dict[str, Need] = {
     **each(
         2,
         "BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "DELETE_SUBSCR", "STORE_ATTR",
-        "IMPORT_NAME", "SEND", "END_SEND", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "MATCH_KEYS", "END_ASYNC_FOR",
+        "IMPORT_NAME", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "MATCH_KEYS", "END_ASYNC_FOR",
         "FORMAT_WITH_SPEC", "CALL_INTRINSIC_2", "PREP_RERAISE_STAR", "STORE_FAST_STORE_FAST",
         "SET_FUNCTION_ATTRIBUTE", "BUILD_TEMPLATE",
     ),
-    **each(3, "STORE_SUBSCR", "BINARY_SLICE", "MATCH_CLASS", "CLEANUP_THROW", "LOAD_SUPER_ATTR"),
+    **each(3, "STORE_SUBSCR", "BINARY_SLICE", "MATCH_CLASS", "LOAD_SUPER_ATTR"),
     **each(4, "STORE_SLICE"),
+    **each(ITERATOR_PLACES, "FOR_ITER", "POP_ITER"),
+    **each(ITERATOR_PLACES + 1, "SEND", "END_SEND"),
+    **each(ITERATOR_PLACES + 2, "CLEANUP_THROW"),
     "WITH_EXCEPT_START": 5 if "LOAD_SPECIAL" in dis.opmap else 4,  # an __exit__ may stand there in two parts
     **each(
         lambda n: n,
@@ -154,6 +162,7 @@ def check_generator(program: Program) -> None:
         return
     if len(makers) != 1 or any(ins.opname not in PROLOGUE for ins in program.instructions[: makers[0].index]):
         refuse(program, makers[0] if makers else None, "a generator begins with one RETURN_GENERATOR")
+    program.begins = makers[0].index
 
 
 def follow_depths(program: Program) -> None:
@@ -173,15 +182,15 @@ def follow_depths(program: Program) -> None:
                     refuse(program, instruction, f"it is reached with {known} and with {depth} values on the stack")
                 break
             depths[index] = depth
+            name, arg = instruction.opname, instruction.arg
             region = handlers[index]
-            if region is not None:
+            if region is not None and name not in NEVER_RAISE:
                 target, kept, lasti = region
                 if depth < kept:
                     refuse(program, instruction, f"its exception handler keeps {kept} values, the stack holds {depth}")
                 if kept + lasti + 1 > limit:
                     refuse(program, instruction, f"its exception handler needs more than co_stacksize ({limit}) values")
                 pending.append((target, kept + lasti + 1))
-            name, arg = instruction.opname, instruction.arg
             need = NEEDS.get(name, 0)
             needed = need if isinstance(need, int) else need(arg or 0)
             if needed > depth:

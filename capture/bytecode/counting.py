@@ -3,7 +3,7 @@
 An instruction counts where ``sys.settrace`` with ``f_trace_opcodes`` reports it on the plain run: what CPython runs
 before a frame's first RESUME is no event, nor is RESUME itself, nor what FOR_ITER skips at a loop's end. In code that
 begins in the middle of a frame (a continuation after a graph break) the instructions of ours do not count:
-``with_marks`` notes which those are.
+``with_weights`` notes which those are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import dis
 import functools
 import itertools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,38 +21,60 @@ from dataclasses import dataclass, field
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
-MARK = "moebius: instructions that are not the user's"  # a constant of such code: (MARK, "0110…"), one digit each
+MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, span)
+PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 Function = tuple[str, str, int]  # file, qualified name, first line
+Span = tuple[int, int, int, int]  # line, column, last line, column behind the end
 
 
-def with_marks(code: types.CodeType, ours: list[bool]) -> types.CodeType:
-    """The code, which knows from now on which of its instructions (EXTENDED_ARG aside) are not the user's."""
-    digits = "".join("01"[own] for own in ours)
-    if len(digits) != sum(1 for _ in instructions_of(code)):
+def with_weights(code: types.CodeType, weights: list[int], begins: Span | None) -> types.CodeType:
+    """The code, which knows from now on how often each of its instructions (EXTENDED_ARG aside) counts: 0 for what is
+    not the user's. begins: the user's expression whose value is the last one on the stack where the code begins."""
+    if len(weights) != sum(1 for _ in own_weights(code)):
         return code  # (the assembler has put in some of its own: then all count)
-    return code.replace(co_consts=(*code.co_consts, (MARK, digits)))
+    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), begins)))
 
 
-def marks_of(code: types.CodeType) -> str:
-    """The digits of ``with_marks``; "" for code of the user's."""
+def weights_of(code: types.CodeType) -> bytes:
+    """How often each instruction counts (EXTENDED_ARG aside), where it counts at all."""
+    last = code.co_consts[-1] if goes_on(code) else None
+    return bytes(own_weights(code)) if last is None else last[1]
+
+
+def goes_on(code: types.CodeType) -> bool:
+    """Whether it is code of ``with_weights``, which begins in the middle of a frame."""
     last = code.co_consts[-1] if code.co_consts else None
-    return last[1] if type(last) is tuple and len(last) == 2 and last[0] == MARK else ""
+    return type(last) is tuple and len(last) == 3 and last[0] == MARK
 
 
-def instructions_of(code: types.CodeType) -> Iterator[dis.Instruction]:
-    return (i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG")
+def begins_behind(code: types.CodeType) -> Span | None:
+    """The expression that ``with_weights`` was given."""
+    return code.co_consts[-1][2] if goes_on(code) else None
+
+
+def own_weights(code: types.CodeType) -> Iterator[int]:
+    """The same of code of the user's: one that has prefixes (EXTENDED_ARG, in long functions) counts once, and from
+    3.12 on, where Python reports each of them, as often as it has places."""
+    weight = 1
+    for instruction in dis.get_instructions(code):
+        is_prefix = instruction.opname == "EXTENDED_ARG"
+        if not is_prefix:
+            yield weight
+        weight = weight + PREFIXES_COUNT if is_prefix else 1
 
 
 def counted(code: types.CodeType) -> bytes:
-    """For each two bytes of the code whether the instruction that they belong to counts. Python reports one that has
-    prefixes (EXTENDED_ARG, in long functions) once, at its first prefix; the interpreter knows it by its own place."""
+    """For each two bytes of the code how often the instruction that begins or ends there counts: at its own place, by
+    which the interpreter knows it, and where 3.11 reports it, at its first prefix."""
     flags = bytearray(len(code.co_code) // 2 + 1)
-    marks, begun, first, skipped = marks_of(code), False, 0, 0
-    for index, instruction in enumerate(instructions_of(code)):
-        ours, last = marks[index] == "1" if marks else False, instruction.offset // 2
+    instructions = (i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG")
+    begun, first, skipped = False, 0, 0
+    for weight, instruction in zip(weights_of(code), instructions, strict=True):
+        last = instruction.offset // 2
         skipped = AFTER_LOOP if instruction.opname == "END_FOR" else max(skipped - 1, 0)
-        if begun and not ours and not skipped and instruction.opname != "RESUME":
-            flags[first : last + 1] = b"\1" * (last + 1 - first)
+        if begun and not skipped and instruction.opname != "RESUME":
+            first = last if PREFIXES_COUNT else first
+            flags[first : last + 1] = bytes([weight]) * (last + 1 - first)
         begun, first = begun or instruction.opname == "RESUME", last + 1
     return bytes(flags)
 
@@ -87,7 +110,7 @@ class Counted(Tally):
         super().__init__()
         self.code, self.users = code, not is_library(code.co_filename)
         self.flags = counted(code) if self.users else b""
-        self.goes_on = bool(marks_of(code))
+        self.goes_on = goes_on(code)
         self.offsets: dict[int, None] = {}  # in the order in which they first ran
         self.in_loops = Tally()
 
@@ -126,11 +149,11 @@ class Counter:
         if known is None:
             known = self.tallies[key] = self.codes[key] = Counted(code)
             self.tallies[-key] = known.in_loops
-        if known.users and known.flags[offset >> 1]:
+        if known.users and (each := known.flags[offset >> 1]):
             known.offsets[offset] = None
-            self.add(key, times or 1)
+            self.add(key, (times or 1) * each)
             if not times or self.autograds:
-                self.add(-key, 1)
+                self.add(-key, each)
 
     @contextlib.contextmanager
     def by_autograd(self) -> Iterator[None]:

@@ -62,8 +62,11 @@ def excerpt_of(place: tuple[Any, ...]) -> Excerpt | None:
     """The line of a place with its expression; None where the source is not there."""
     code = getattr(place, "code", None)
     span = None if code is None else span_of(code, place.offset)  # type: ignore[attr-defined]
-    if code is None or span is None:
-        return None
+    return None if code is None or span is None else excerpt_at(code, span)
+
+
+def excerpt_at(code: types.CodeType, span: tuple[int, int, int, int]) -> Excerpt | None:
+    """The expression of a code's source that stands there; None where the source is not there."""
     line, column, last, end = span
     whole = linecache.getline(code.co_filename, line).rstrip("\n")
     text = whole.strip()

@@ -29,5 +29,11 @@ def call_sequence(callee: Instr, arguments: list[Instr], at: Any) -> list[Instr]
     return out
 
 
+def call_on_top(function: Any, at: Any) -> list[Instr]:
+    """What is on top of the stack becomes the function's result of it (3.13 and later)."""
+    callee = [Instr("LOAD_CONST", function, location=at), Instr("PUSH_NULL", location=at)]
+    return [*callee, Instr("SWAP", 2, location=at), Instr("SWAP", 3, location=at), Instr("CALL", 1, location=at)]
+
+
 def call_constant(function: Any, at: Any) -> list[Instr]:
     return call_sequence(Instr("LOAD_CONST", function, location=at), [], at)

@@ -7,12 +7,16 @@ import sys
 import types
 from typing import Any
 
-from moebius.interpreter import NULL, UNSET, decode
+from moebius.interpreter import ITERATOR_PLACES, NULL, UNSET, decode
 
 from .liveness import accesses, falls_through
 
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+TAKE_ALONE = (  # how the names of instructions begin that take values and leave none
+    "STORE_", "DELETE_", "POP_", "LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_UPDATE",
+    "DICT_MERGE", "IMPORT_STAR", "PRINT_EXPR", "END_FOR",
+)  # fmt: skip
 # What a with-block keeps of __exit__ on the stack: from 3.14 on with a NULL above it.
 EXIT_PARTS = 2 if "LOAD_SPECIAL" in dis.opmap else 1
 NULL_FIRST = sys.version_info < (3, 13)  # 3.13 puts a call's NULL above the callable
@@ -117,6 +121,19 @@ def empty_places(stack: list[Any]) -> frozenset[int]:
     """Where a stack holds NULL, as CPython sees it: around calls and, from 3.12 on, below a comprehension in the frame
     (PEP 709), for a local of its variable's name that had no value."""
     return frozenset(i for i, value in enumerate(stack) if value is NULL or value is UNSET)
+
+
+def leaves_result(instruction: Any) -> bool:
+    """Whether what an instruction that may break leaves on top of the stack is its own, no value from before."""
+    name = instruction.opname
+    takes_alone = name.startswith(TAKE_ALONE) and name != "STORE_FAST_LOAD_FAST"
+    return instruction.target is None and not takes_alone
+
+
+def nulls_left(instruction: Any, depth: int) -> frozenset[int]:
+    """Where the instruction leaves a NULL on a stack that is ``depth`` high behind it: the place beside an iterator."""
+    made = instruction.opname in ("GET_ITER", "GET_YIELD_FROM_ITER")
+    return frozenset(range(depth - ITERATOR_PLACES + 1, depth)) if made else frozenset()
 
 
 def is_dropped(instructions: Any, index: int) -> bool:

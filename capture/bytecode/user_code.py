@@ -19,9 +19,18 @@ def folder_of(package: str) -> str:
 
 
 @functools.cache
+def our_folders() -> tuple[str, ...]:
+    return tuple(map(folder_of, PACKAGES))
+
+
+def is_ours(filename: str) -> bool:
+    return filename.startswith(our_folders())
+
+
+@functools.cache
 def skipped() -> tuple[str, ...]:
     """How the names of files begin that are torch's, ours, or made by generated code."""
-    return folder_of("torch"), *map(folder_of, PACKAGES), "<frozen", "<string>", "<moebius", "<eval_with_key>"
+    return folder_of("torch"), *our_folders(), "<frozen", "<string>", "<moebius", "<eval_with_key>"
 
 
 @functools.lru_cache(maxsize=4096)

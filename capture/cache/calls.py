@@ -106,10 +106,10 @@ def is_watched() -> bool:
     return OPEN.record is not None
 
 
-def note_looked_at(entry: Entry, program: GuardProgram) -> None:
-    """A capture that was hit is entered anew, with a count of hits that begins again."""
+def note_looked_at(entry: Entry, program: GuardProgram, runs: bool) -> None:
+    """A capture that was hit is entered anew, its hits are counted again. runs: whether this hit runs it."""
     if OPEN.record is not None:
-        OPEN.record.before[id(entry), id(program)] = -1
+        OPEN.record.before[id(entry), id(program)] = -1 if runs else 0
 
 
 def note_gone(captured: Captured, segment: Segment) -> None:

@@ -53,6 +53,7 @@ from .continuations import (
     MAX_CONTINUATIONS,
     SAME_CONTINUATIONS,
     again,
+    cell_places,
     continuations_of,
     earlier_continuation,
     later,
@@ -65,14 +66,14 @@ from .frames import OWNER
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
-from .recompiles import failures, hint_of, latest_reason, told
+from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
+from .short_lived import ShortLived
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
 
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
-MAX_UNUSED = 16  # captures in a row whose model or optimizer dies before a second call
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
@@ -100,6 +101,7 @@ class Captured:
     ):
         self.function, self.options, self.beginning = function, options, beginning
         self.n_cells, self.names = (0, names) if beginning is None else (len(beginning.state.cells), beginning.names)
+        self.cells = cell_places(function, parent, beginning)
         self.assumptions = Assumptions(
             dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options
         )
@@ -109,16 +111,13 @@ class Captured:
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []
         self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
-        self.cold_seconds = 0.0
-        self.given_up = ""  # why it is captured no more
+        self.cold_seconds, self.given_up = 0.0, ""  # given_up: why it is captured no more
         self.root = parent is None
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
-        self.looks = 0
-        self.unused = 0  # captures in a row that died before a second call
+        self.looks, self.short_lived = 0, ShortLived()
         self.races = 0  # captures that another thread has spoiled
-        self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
@@ -209,9 +208,11 @@ class Captured:
             return self.given_up
         if self.root and not works(captured_once):
             return "moebius does not work with this torch (it said so when it tried itself)"
-        if self.unused >= MAX_UNUSED:
-            self.give_up(f"captured {self.unused} times for objects that lived for one call", hints.MADE_ANEW)
-            return self.given_up
+        given = self.short_lived.is_given(args, kwargs, (ref() for segment in self.segments for ref in segment.modules))
+        if self.short_lived.are_many():
+            self.give_up(self.short_lived.in_words(), hints.MADE_ANEW)
+        if given or self.given_up:
+            return self.given_up or "a model or optimizer was made for this call, as in those before"
         if not self.binds(args, kwargs):
             return "its arguments do not fit"  # it raises the TypeError that says so
         if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
@@ -292,6 +293,7 @@ class Captured:
         with signals_wait(), uncounted():
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
+            note_looked_at(self.entry, segment.guards.program, runs=True)
             return self.runner(segment)(*args, **kwargs)
         return self.cold(self.entry, args, kwargs)
 
@@ -304,7 +306,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
-            note_looked_at(self.entry, program)
+            note_looked_at(self.entry, program, runs=False)  # (where it is to go, its hit is no run)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -326,8 +328,8 @@ class Captured:
         self.forget(segment)
         if not self.segments:
             self.leave_children()
-        now = "none" if found.graph_break is None else found.graph_break.reason
-        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
+        was = other_break(before, found.graph_break)
+        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -377,11 +379,8 @@ class Captured:
                 return
             owner, segment = me(), captured_for_it()
             if owner is not None and segment is not None and segment in owner.segments:
-                calls = owner.entry.misses, owner.entry.hits
-                if owner.entry.hits != segment.hits_before:
-                    owner.unused = 0
-                elif calls != owner.counted:  # (all layers that die with their model are one)
-                    owner.unused, owner.counted = owner.unused + 1, calls
+                used = owner.entry.hits != segment.hits_before
+                owner.short_lived.died(used, (owner.entry.misses, owner.entry.hits))
                 tell_before_it_goes(owner)
                 owner.forget(segment)
 
@@ -397,7 +396,8 @@ class Captured:
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
         if self.names:
-            return (*self.names, *kwargs)
+            cells = (self.cells[name] for name in self.names[: self.n_cells])
+            return (*cells, *self.names[self.n_cells :], *kwargs)
         code = self.function.__code__
         fixed = code.co_varnames[: code.co_argcount]
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
@@ -464,9 +464,8 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            why = told(failed, self.function.__code__, args, kwargs)
-            log_recompile(self.function.__qualname__, *why[:6])
-            self.recompiles.append(Recompile(*why))
+            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:
@@ -568,7 +567,7 @@ class Captured:
         self.deferred_state = DeferredState([])
         self.assumptions.forget()
         self.misses.clear()
-        self.given_up, self.unused, self.races, self.counted, self.superseded = "", 0, 0, (0, 0), 0
+        self.given_up, self.short_lived, self.races, self.superseded = "", ShortLived(), 0, 0
         self.stale_captures, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..bytecode.hidden_frames import hidden
+from ..codegen.continuation_code import Beginning
 from ..hook import Entry
 from ..trace.assumptions import Assumptions
 from .generalize_guards import open_numbers
@@ -28,9 +29,21 @@ class Captured(Protocol):
     segments: list[Any]
     entry: Entry
     assumptions: Assumptions
+    cells: dict[str, str]
 
     @property
     def plain(self) -> Callable[..., Any]: ...
+
+
+def cell_places(
+    function: types.FunctionType, parent: Captured | None, beginning: Beginning | None
+) -> dict[str, str]:
+    """What the cells are called in places, by the variable: in a continuation, which takes them as arguments, as in the
+    frame that it goes on with. So what was learnt of what they hold is known on both sides of a graph break."""
+    if beginning is None or parent is None:
+        return {name: f"closure {function.__qualname__}.{name}" for name in function.__code__.co_freevars}
+    known = parent.cells if beginning.code.co_qualname == parent.function.__code__.co_qualname else {}
+    return {name: known.get(name, f"cell L[{name!r}]") for name in beginning.state.cells}
 
 
 def continuations_of(captured: Captured, code: types.CodeType) -> tuple[list[Any], int]:

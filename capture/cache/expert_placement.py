@@ -16,6 +16,7 @@ import torch
 from ..bytecode.hidden_frames import hidden
 from ..errors import MeshError
 from ..options import Options
+from ..torch_facts import torch_private
 from ..trace.segment import Segment
 from ..trace.trace import Trace
 
@@ -98,13 +99,17 @@ def in_a_call(
             return ""
         last = recompiles[-1]
         where = f"{os.path.basename(last.file)}:{last.line}"
-        return f", captured again as {last.guard} was {last.old}, is {last.new} ({where})"
+        return f", captured again as {last.change} ({where})"
 
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
         calls.number += begins
-        with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
-            return run(*args, **kwargs)
+        compiling = torch_private.set_eval_frame(None)  # (torch.compile around this call loses gradients of Sharded)
+        try:
+            with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
+                return run(*args, **kwargs)
+        finally:
+            torch_private.set_eval_frame(compiling)
 
     return call
 

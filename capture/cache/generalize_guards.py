@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from ..trace.assumptions import Assumptions
 
 
-INDEX = re.compile(r"\[\d+\]")
 OPENED = (int, float, complex, str, *NUMPY_NUMBERS)
 NUMBERS = (int, float, complex, *NUMPY_NUMBERS, torch.Tensor)
 
@@ -37,7 +34,7 @@ def open_place(
     """
     kind, *rest = fact.check
     if kind == "dict":
-        return open_entry(assumptions, fact)
+        return open_entry(assumptions, fact, guards)
     if kind == "contents" and fact.source is not None:
         return open_items(assumptions, fact, args, kwargs)
     if kind == "tensor":
@@ -55,7 +52,7 @@ def open_place(
     return False
 
 
-def open_entry(assumptions: Assumptions, fact: Fact) -> bool:
+def open_entry(assumptions: Assumptions, fact: Fact, guards: CompiledGuards) -> bool:
     """``open_place`` of the entry that has changed in a dict."""
     _, the_dict, entries, _ = fact.check
     key = changed_key(the_dict, entries)
@@ -68,9 +65,21 @@ def open_entry(assumptions: Assumptions, fact: Fact) -> bool:
         assumptions.symbolic_strings.add(name)
     elif numbers or replaced:
         assumptions.symbolic_places.add(name)
+        if numbers:
+            open_alike(assumptions, the_dict, key, guards)
     elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
         assumptions.symbolic_places.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
     return isinstance(then, torch.Tensor) if numbers else replaced
+
+
+def open_alike(assumptions: Assumptions, the_dict: dict, key: Any, guards: CompiledGuards) -> None:
+    """The same attribute of other objects of the class, where a number of one has varied: meters, counters."""
+    kinds = {id(fact.check[3]): fact.check[2] for fact in guards.facts if fact.check[0] == "instance"}
+    kind = kinds.get(id(the_dict))
+    for fact in guards.facts if kind is not None and not issubclass(kind, torch.nn.Module) else ():
+        if fact.check[0] == "dict" and kinds.get(id(fact.check[1])) is kind:
+            if isinstance(fact.check[2].get(key), (int, float)) and type(fact.check[2][key]) is not bool:
+                assumptions.symbolic_places.add(record_name(fact.record.source, key))
 
 
 def open_items(assumptions: Assumptions, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -111,23 +120,6 @@ def open_numbers(assumptions: Assumptions, guards: CompiledGuards, args: tuple, 
                     assumptions.symbolic_places.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None:
             open_floats(assumptions, fact.source, args, kwargs)
-    open_siblings(assumptions, guards)
-
-
-def open_siblings(assumptions: Assumptions, guards: CompiledGuards) -> None:
-    """Numbers that stand where others have varied, but for an index: of a sampled batch some are the same by chance."""
-    varied = Counter(map(without_indices, assumptions.symbolic_places))
-    for fact in guards.facts:
-        kind, *rest = fact.check
-        if kind == "equal" and fact.source is not None and type(rest[1]) in (int, float, *NUMPY_NUMBERS):
-            way = without_indices(fact.source.name)
-            if way != fact.source.name and varied[way] > 1:
-                assumptions.symbolic_places.add(fact.source.name)
-
-
-def without_indices(name: str) -> str:
-    """The name of a place, whatever items of lists and tuples it goes through."""
-    return INDEX.sub("[]", name)
 
 
 def way_to(source: Source) -> Iterator[Source]:
@@ -139,7 +131,7 @@ def way_to(source: Source) -> Iterator[Source]:
 
 
 def is_another_number(then: Any, now: Any) -> bool:
-    return type(then) in (int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
+    return type(then) in (bool, int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
 
 
 def is_another_tensor(then: Any, now: Any) -> bool:

@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 
-from ..guards.sources import for_people
+from ..guards.sources import as_written
 from ..trace.segment import Segment
 
 NAMES = ("breaks", "guards", "recompiles", "graphs", "experts")
@@ -51,13 +51,13 @@ def log_capture(function: str, segment: Segment) -> None:
         LOGGERS["experts"].info("%s: %s:%d: %s", function, region.file, region.line, became)
     if LOGGERS["guards"].isEnabledFor(logging.INFO):
         for guard in segment.guards.records():
-            LOGGERS["guards"].info("%s: %s %s (%s:%d)", function, for_people(guard.source), for_people(guard.check),
-                                   guard.file, guard.line)  # fmt: skip
+            LOGGERS["guards"].info("%s: %s (%s:%d)", function, as_written(f"{guard.source} {guard.check}"), guard.file,
+                                   guard.line)  # fmt: skip
 
 
-def log_recompile(function: str, guard: str, old: str, new: str, file: str, line: int, hint: str) -> None:
+def log_recompile(function: str, change: str, file: str, line: int, hint: str) -> None:
     """Why it is captured again."""
-    LOGGERS["recompiles"].info("%s: %s was %s, is %s (%s:%d); %s", function, guard, old, new, file, line, hint)
+    LOGGERS["recompiles"].info("%s: %s (%s:%d); %s", function, change, file, line, hint)
 
 
 if OURS.level == logging.NOTSET:

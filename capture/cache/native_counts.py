@@ -107,8 +107,8 @@ class NativeTracer:
         now = self.arrive() if self.measures else 0.0
         if event == "opcode":
             found = known.get(id(frame.f_code)) or self.entry(known, frame.f_code)
-            if found.flags[frame.f_lasti >> 1]:
-                found.kept += 1
+            if weight := found.flags[frame.f_lasti >> 1]:
+                found.kept += weight
                 found.offsets[frame.f_lasti] = None
         if self.measures:
             self.in_library = False

@@ -9,8 +9,11 @@ import types
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..bytecode.counting import begins_behind
+from ..bytecode.expressions import excerpt_at
+from ..codegen.continuation_code import is_own
 from ..guards import hints
-from ..guards.program import changed_in_class, changed_key, describe_object
+from ..guards.program import changed_in_class, changed_key, describe_object, differs
 from ..guards.recorder import Fact, describe
 from ..guards.sources import for_people
 from ..hook import ABSENT
@@ -24,12 +27,13 @@ R = TypeVar("R", bound=Any)
 @dataclass
 class Failed:
     """The first guard of one capture that does not hold for a call; None where the arguments alone are others. far: how
-    many of its guards held before that, 0 to 1."""
+    many of its guards held before that."""
 
     fact: Fact | None
     found: str
-    far: float
+    far: int
     number: int  # of the capture, from 1, the oldest
+    said: tuple[Any, ...] | None = None  # see ``guards.program.differs``
 
 
 def latest_reason(recompiles: list[Any]) -> tuple[str, str]:
@@ -45,24 +49,35 @@ def failures(segments: list[Segment], args: tuple, kwargs: dict[str, Any]) -> di
     made = {}
     for number, segment in enumerate(segments, 1):
         fact, found = segment.guards.failure(args, kwargs)
-        facts = segment.guards.facts
         if fact is not None or found:
-            made[id(segment)] = Failed(fact, found, 0.0 if fact is None else facts.index(fact) / len(facts), number)
+            far = 0 if fact is None else segment.guards.facts.index(fact)
+            said = None if fact is None else differs(fact, args, kwargs)
+            made[id(segment)] = Failed(fact, found, far, number, said)
     return made
 
 
 def told(
     failed: dict[int, Failed], code: types.CodeType, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[str, str, str, str, int, str, tuple[str, ...]]:
-    """What a ``Recompile`` says. Its guard is that of the capture that fitted best: whose guards held the longest, of
-    equals the newest; the others are told of in one line each."""
+    """What a ``Recompile`` says. The guard is that of the capture that fitted best: whose guards held the longest, of
+    equals the newest. Of the others there is a line for each guard."""
     best = max(reversed(failed.values()), key=lambda one: one.far)
-    lines = []
+    numbers: dict[str, list[str]] = {}
     for one in reversed(failed.values()):
         guard, old, new, file, line = change(one, code)
-        lines.append(f"capture {one.number}: {guard} was {old}, is {new} ({os.path.basename(file)}:{line})")
+        text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
+        numbers.setdefault(text, []).append(str(one.number))
+    lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
     hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, args, kwargs)
     return *change(best, code), hint, tuple(lines)
+
+
+def other_break(before: Any, now: Any) -> tuple[str, str]:
+    """Two graph breaks in words that tell them apart. now: None where there is none any more."""
+    if now is not None and now.reason == before.reason:
+        was, found = (f"{one.reason} at {os.path.basename(one.file)}:{one.line}" for one in (before, now))
+        return was, found
+    return before.reason, "none" if now is None else now.reason
 
 
 def hint_of(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str:
@@ -86,15 +101,31 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
         now = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
         name, old, new = f"{record.source}.{attribute}", describe(rest[1][attribute]), describe_object(now)
         place = fact.places.get(attribute, place)
+    elif failed.said is not None:
+        name, old, new, *asked = failed.said
+        place = asked[0] if asked and asked[0] is not None else place
     old = old.removeprefix("== ").removeprefix("is ")
     if new == old:  # two objects of one name
         new = f"another {new}"
-    return for_people(name), for_people(old), for_people(new), *asked_at(name, *place, code)
+    return written(name, code), written(old, code), written(new, code), *asked_at(name, *place, code)
+
+
+def written(text: str, code: types.CodeType) -> str:
+    """A text of a report without the names that only a continuation's code has: the last value on the stack is that of
+    the user's expression that the graph breaks at."""
+    span = begins_behind(code)
+    said = None if span is None else excerpt_at(code, span)
+    if said is not None:  # (what was on the stack is what the code takes last)
+        text = text.replace(f"L[{code.co_varnames[code.co_argcount - 1]!r}]", said.expression)
+    return for_people(text)
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:
-    """The user's line that needs the place: where an argument is entered under guards, the line that reads it first."""
-    local = LOCAL.match(name)
+    """The user's line that needs the place: where an argument is entered under guards, the line that reads it first;
+    of what a graph break left, the line of its expression."""
+    local = LOCAL.search(name)
+    if local is not None and is_own(local.group(1)) and (span := begins_behind(code)) is not None:
+        return file, span[0]
     if local is None or (file, line) != (code.co_filename, code.co_firstlineno):
         return file, line
     last = line
@@ -113,5 +144,5 @@ def named_by(operand: Any) -> tuple[Any, ...]:
 def shown(record: R, code: types.CodeType) -> R:
     """A guard's record with such names, at the line that needs it. code: of the function that was captured."""
     file, line = asked_at(record.source, record.file, record.line, code)
-    source, check = for_people(record.source), for_people(record.check)
+    source, check = written(record.source, code), written(record.check, code)
     return replace(record, source=source, check=check, file=file, line=line)

@@ -8,6 +8,7 @@ that inner functions made earlier share them.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
 from dataclasses import dataclass
@@ -15,15 +16,27 @@ from typing import Any
 
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
-from moebius.interpreter import decode, is_kind
+from moebius.interpreter import ITERATOR_PLACES, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
-from ..bytecode.counting import marks_of, with_marks
-from ..bytecode.instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
+from ..bytecode.counting import Span, weights_of, with_weights
+from ..bytecode.instruction_templates import (
+    JUMP_IF_FALSE,
+    LOAD_CELL,
+    call_constant,
+    call_on_top,
+    call_sequence,
+    set_constant,
+)
 from ..bytecode.pep709_cells import hidden_later
 from ..bytecode.stack_layout import NULL_FIRST
 from ..bytecode.unbound_cells import asked_first, unset_reads
+from ..hook import native
 
+# An error, and no crash, where a state is not what it was taken for. (3.11 always checks.)
+LOAD_SET = "LOAD_FAST_CHECK" if "LOAD_FAST_CHECK" in dis.opmap else "LOAD_FAST"
+# What stands beside an iterator is handed over as NULL: a loop of ours must not count there.
+MAKES_ITERATOR = {"GET_ITER"} if ITERATOR_PLACES > 1 else set()
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
@@ -104,7 +117,8 @@ def build_continuation(
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
-    ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result.
+    ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result;
+    ("yield", index) yields as the user's instruction there does, which has run already, and goes on at the index.
     straight: no exit hands over once an exception was handled here; the user's code goes on to its end instead.
     from_list: the arguments are the items of one list, which is empty then: what the code lets go of, nobody holds.
     """
@@ -127,8 +141,8 @@ def build_continuation(
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
     index, began = -1, False
-    users: set[int] = set()  # by id: the instructions that are the user's
-    marks = marks_of(code)  # where it is a continuation itself
+    weights = weights_of(code)
+    users: dict[int, int] = {}  # by id: how often the instructions count that are the user's
     for item in source:
         if is_kind(item, TryBegin):
             open_region = item
@@ -144,7 +158,7 @@ def build_continuation(
             continue
         index += 1
         began = began or item.name == "RESUME"
-        if instead is not None and instead == ("call", index):
+        if instead is not None and instead[0] != "raise" and instead[1] == index:
             body.append(after)
         if index == state.index or index in exit_of:
             # Jumps arrive here from outside the region, and what is handed over must not be guarded twice: split it.
@@ -168,7 +182,7 @@ def build_continuation(
                 body += [Instr(name, location=item.location) for name in BEGINS_REGION]
                 regions[id(open_region)] = again
             if index == state.index and instead is not None:
-                body += stand_in(instead[0], after, item.location)
+                body += stand_in(instead[0], after, item.location, instructions[index : index + 2])
                 if open_region is not None:  # the skipping jump comes from outside of the region too
                     body += [TryEnd(regions[id(open_region)]), skip]
                     body.append(again := TryBegin(open_region.target, open_region.push_lasti, open_region.stack_depth))
@@ -179,9 +193,10 @@ def build_continuation(
         if index in may_be_unset:
             body += asked_first(may_be_unset[index], item.location)
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
+            if exits and item.name in MAKES_ITERATOR:
+                body += call_on_top(native.uncounted, item.location)
             own = one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
-            if marks[index : index + 1] != "1":
-                users.add(id(own[0]))
+            users[id(own[0])] = weights[index]
             body += own
     prologue: list[Any] = []
     if freevars:
@@ -191,7 +206,7 @@ def build_continuation(
     prologue.append(Instr("RESUME", 0, location=first_line))
     if straight:
         prologue += set_constant(STRAIGHT, True, first_line)
-    arguments = argument_names(state) + ([STAND_IN] if instead else [])
+    arguments = argument_names(state) + ([STAND_IN] if instead is not None and instead[0] != "yield" else [])
     if from_list:
         prologue += take_out(arguments, first_line)
     for i in range(state.depth):
@@ -218,13 +233,26 @@ def build_continuation(
     # stack has room for the user's code, and for the calls that hand over or ask for the handled exception.
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth, len(arguments)) + 5
-    ours = [id(item) not in users for item in without_dead_code(out) if is_kind(item, Instr)]
-    return with_marks(with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False)), ours)
+    counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
+    made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
+    return with_weights(made, counts, result_before(instructions, state))
+
+
+def result_before(instructions: list[Instr], state: State) -> Span | None:
+    """Where the expression stands whose value is on top of the stack, if the instruction before has put it there."""
+    before = instructions[state.index - 1] if state.index and state.depth else None
+    if before is None or not before.name.startswith(("CALL", "BINARY_", "LOAD_ATTR", "COMPARE_")):
+        return None
+    at: Any = before.location
+    span = None if at is None else (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset)
+    return None if span is None or None in span else span
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:
-    """A generator's code that begins in ``state``. At a yield it yields once more (None) to be suspended there."""
-    return build_continuation(code, state, [])
+    """A generator's code that begins in ``state``. At a yield it yields once more (None) to be suspended there, by an
+    instruction that is not the user's: the user's has run."""
+    at_yield = decode(code).instructions[state.index].opname == "YIELD_VALUE"
+    return build_continuation(code, state, [], ("yield", state.index + 2) if at_yield else None)  # (behind RESUME)
 
 
 def without_dead_code(source: Bytecode) -> Bytecode:
@@ -276,7 +304,7 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
             body += [*call_constant(sys.exception, at), Instr("SWAP", 2, location=at), Instr("POP_EXCEPT", location=at)]
         body.append(Instr("STORE_FAST", on_stack(i), location=at))
     arguments = [Instr(LOAD_CELL, FreeVar(name), location=at) for name in state.cells]
-    arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
+    arguments += [Instr(LOAD_SET, name, location=at) for name in argument_names(state)]
     body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
     body.append(Instr("RETURN_VALUE", location=at))
 
@@ -297,8 +325,10 @@ def list_name(names: list[str]) -> str:
     return names[0] if names else VALUES
 
 
-def stand_in(what: str, after: Label, at: Any) -> list[Any]:
+def stand_in(what: str, after: Label, at: Any, begins: list[Instr]) -> list[Any]:
     """What ``build_continuation`` puts in the place of the instructions that a code begins with."""
+    if what == "yield":
+        return [*(Instr(one.name, one.arg, location=at) for one in begins), Instr("JUMP_FORWARD", after, location=at)]
     inner = Instr("LOAD_FAST", STAND_IN, location=at)
     if what == "raise":  # (the local goes first: an exception's traceback leads to the frame)
         return [inner, Instr("DELETE_FAST", STAND_IN, location=at), Instr("RAISE_VARARGS", 1, location=at)]

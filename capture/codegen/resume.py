@@ -23,7 +23,9 @@ from ..bytecode.stack_layout import (
     handled_exceptions,
     handled_places,
     is_dropped,
+    leaves_result,
     names_stored,
+    nulls_left,
     reads_one_attribute,
     without_call_prefix,
 )
@@ -154,10 +156,10 @@ class Continuation:
                 continue
             if done or (limit is not None and all(d <= limit for _, d in after)):
                 # every instruction that can break leaves at most one result, above what it did not touch
-                kept = 0 if instruction.target is not None or instruction.opname == "POP_TOP" else 1
+                kept = leaves_result(instruction)
+                below = [frozenset(n for n in nulls if n < d - kept) | nulls_left(instruction, d) for _, d in after]
                 return [
-                    self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored))
-                    for t, d in after
+                    self.state_at(t, d, left, frozenset(stored)) for (t, d), left in zip(after, below, strict=True)
                 ]
             if len(after) > 1:
                 raise CannotResume("an expression that branches is half-built at the break")

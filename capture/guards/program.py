@@ -14,8 +14,10 @@ from moebius.interpreter.domain.core import lookup
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..torch_facts import torch_private
-from .recorder import Fact, GuardRecorder, WatchedClass, describe, same_entry
-from .sources import Source
+from .recorder import Fact, GuardRecorder, WatchedClass, describe, describe_tensor, same_entry, tensor_meta
+from .sources import Source, from_arguments
+
+TOLD = {"type", "dtype", "device", "shape", "stride", "requires_grad"}  # of a tensor, by ``describe_tensor``
 
 
 class CompiledGuards:
@@ -93,12 +95,26 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
         return other_keys(the_dict, keys) if keys is not None else "changed"
     if kind == "answers":
         return ", ".join(torch_private.answer_in_words(ask) for ask, then in rest[0] if ask() != then)
+    if kind == "static_tensor":
+        return describe_beside(*rest)
     if fact.source is None:
         return "changed"
     try:
-        return describe_object(fetch(fact.source, (*args, *kwargs.values())))
+        found = fetch(fact.source, (*args, *kwargs.values()))
+        return describe_beside(found, rest[1]) if kind == "tensor" else describe_object(found)
     except Exception as error:  # the path no longer leads anywhere; say so
         return f"cannot be reached ({type(error).__name__})"
+
+
+def describe_beside(found: Any, meta: dict[str, Any]) -> str:
+    """A tensor in the words that ``describe_tensor`` has for the metadata that another one had."""
+    if type(found) is not meta["type"]:
+        return describe_object(found)
+    now = tensor_meta(found)
+    same = all(now[key] == meta[key] for key in now if key in TOLD and meta.get(key) is not None)
+    others = [name for name in now.keys() - TOLD if now[name] != meta.get(name, now[name])] if same else []
+    text = describe_tensor({**now, "stride": now["stride"] if meta["stride"] else None})
+    return ", ".join([text, *(f"another {name.replace('_', ' ')}" for name in others)])
 
 
 def other_keys(the_dict: dict, keys: tuple) -> str:
@@ -125,6 +141,18 @@ def describe_object(obj: Any) -> str:
         return f"a {type(obj).__name__} of {len(obj)}"
     text = describe(obj)
     return text.replace("the same", "another", 1) if text == f"the same {type(obj).__name__}" else text
+
+
+def differs(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Of a failed check of what the step computes of its inputs: the expression, what it was, what it is and, where it
+    is known by itself, the user's line that asked for it. None of any other check, and where an input is gone."""
+    tell = getattr(fact.check[1], "differs", None) if fact.check[0] == "python" else None
+    if tell is None:
+        return None
+    try:
+        return tell(tuple(fetch(from_arguments(s), (*args, *kwargs.values())) for s in fact.check[1].sources))
+    except Exception:
+        return None
 
 
 KEPT_BY_C = {"instance_dict": "__dict__", "cell": "cell_contents", "attr": ""}

@@ -59,12 +59,14 @@ def describe(value: Any, limit: int = 60) -> str:
 
 @dataclass(eq=False)  # (what is checked may be tensors)
 class Fact:
-    """One check of the program. made: called for its record in reports, whose texts nobody may ever read."""
+    """One check of the program. made: called for its record in reports, whose texts nobody may ever read. places: of
+    the entries of a dict or class: who read them. sources: where it is about several."""
 
     check: tuple[Any, ...]
     made: Callable[[], Guard]
     source: Source | None = None
-    places: Mapping[Any, Where] = field(default_factory=dict)  # of the entries of a dict or class: who read them
+    places: Mapping[Any, Where] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
 
     @functools.cached_property
     def record(self) -> Guard:
@@ -263,16 +265,17 @@ class GuardRecorder:
             return
         self.seen.add((kind, first, second))
         text = "is" if kind == "same" else "is not"
-        self.add((kind, self.slot(first), self.slot(second)), first.name, f"{text} {second.name}", first)
+        check = (kind, self.slot(first), self.slot(second))
+        self.add(check, first.name, f"{text} {second.name}", first, (first, second))
 
-    def all_distinct(self, sources: list[Source]) -> None:
+    def all_distinct(self, sources: list[Source], what: str = "objects", shown: int = 6) -> None:
         """No two of the sources lead to one object."""
         if len(sources) > 1 and not all(source.static for source in sources):
-            names = ", ".join(source.name for source in sources[:6]) + (", …" if len(sources) > 6 else "")
+            names = ", ".join(source.name for source in sources[:shown]) + (", …" if len(sources) > shown else "")
             slots = [self.slot(source) for source in sources]
-            self.add(("distinct", *slots), sources[0].name, f"{names} are different objects", None)
+            self.add(("distinct", *slots), sources[0].name, f"{names} are different {what}", None, tuple(sources))
 
-    def holds(self, name: str, text: str, predicate: Callable[..., Any], *sources: Source) -> None:
+    def holds(self, name: str, text: str | Callable[[], str], predicate: Callable[..., Any], *sources: Source) -> None:
         """``predicate(*objects of sources)`` is true."""
         self.add(("python", predicate, *(self.slot(s) for s in sources)), name, text, sources[0] if sources else None)
 
@@ -280,13 +283,17 @@ class GuardRecorder:
         """A tensor that is the same object each call still has this metadata."""
         self.add(("static_tensor", tensor, meta), name, lambda: describe_tensor(meta), None)
 
-    def add(self, check: tuple[Any, ...], name: str, text: str | Callable[[], str], source: Source | None) -> None:
+    def add(
+        self, check: tuple[Any, ...], name: str, text: str | Callable[[], str], source: Source | None,
+        sources: tuple[Source, ...] = (),
+    ) -> None:  # fmt: skip
         where = self.where()
 
         def record() -> Guard:
             return Guard(name, text if is_kind(text, str) else text(), *where)
 
-        self.facts.append(Fact(check, record, None if source is None else from_arguments(source)))
+        several = tuple(from_arguments(each) for each in sources if not each.static)  # (a static one holds the object)
+        self.facts.append(Fact(check, record, None if source is None else from_arguments(source), sources=several))
 
     def root(self, obj: Any) -> None:
         """An argument that was guarded by identity: when it dies, what was captured for it can go too."""

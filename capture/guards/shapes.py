@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
+from .sources import from_arguments, with_values
 
 if TYPE_CHECKING:
     from ..tensors.tensors import TensorOperations
@@ -53,29 +56,58 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         if (text := number_text(step, places)) != here:
             relations.append(f"{here} == {text}")
     settled: set[str] = set()  # numbers that became constants
+    asked: dict[str, Any] = {}  # the user's line that each relation comes from
     for symbol in places:
         low, high = world.bounds(symbol)
         if low is not None and low == high:
             settled.add(places[symbol])
-        if low is not None:
-            bounds.append(f"{places[symbol]} >= {low}")
-        if high is not None:
-            bounds.append(f"{places[symbol]} <= {high}")
-    for expression in world.guards():
+        here = places[symbol]
+        found = [f"{here} {op} {limit}" for op, limit in ((">=", low), ("<=", high)) if limit is not None]
+        found = [f"{here} == {low}"] if here in settled else found
+        bounds += found
+        by = [place for expression, place in world.guards() if expression.free_symbols == {symbol}]
+        asked |= dict.fromkeys(found, by[-1] if by else None)
+    for expression, place in world.guards():
         if expression.free_symbols <= places.keys():
             relations.append(torch_sizes.expression_text(expression, places))
+            asked.setdefault(relations[-1], place)
         else:
             tensors.numbers.hold_relation(expression)
     if not places:
         return
-    text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
-    predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
+    parts = [*dict.fromkeys([*bounds, *relations])]
+    text, names = " and ".join(f"({part})" for part in parts) or "True", [f"t{i}" for i in range(len(sources))]
+    predicate: Any = torch_sizes.compiled(text, names)
     if any(torch_private.is_simulated(proxy.real) for proxy in tensors.inputs):
         predicate = torch_private.asked_of_one_rank(predicate)
     predicate.relation = text  # what an exported step writes down
     predicate.numbers = [(s, f"t{i}" in settled) for i, s in enumerate(sources) if f"t{i}" in places.values()]
-    shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
+    predicate.sources = tuple(map(from_arguments, sources))
+    predicate.differs = functools.partial(first_broken, parts, asked, predicate.sources)
+    shown = named(text, predicate.sources)
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)
+
+
+def named(text: str, sources: Sequence[Source]) -> str:
+    """A relation with the names of the inputs for t0, t1, …, and numbers as Python writes them."""
+    text = re.sub(r"\b\d+\.\d{9,}", lambda found: repr(float(found[0])), text).replace("(-1)*", "-")
+    return re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
+
+
+def first_broken(
+    parts: list[str], asked: dict[str, Any], sources: tuple[Source, ...], values: tuple
+) -> tuple[str, str, str, Any]:
+    """Of the inputs' values for which not all parts hold: the first that does not, "True", what it is, and the user's
+    line that asked for it."""
+    names = [f"t{i}" for i in range(len(sources))]
+    for part in parts:
+        try:
+            holds = torch_sizes.compiled(part, names)(*values)
+        except Exception:  # (an input of another kind)
+            holds = False
+        if not holds:
+            return named(part, sources), "True", f"False{with_values(sources, values)}", asked.get(part)
+    return named(" and ".join(parts), sources), "True", "False", None
 
 
 def strides_of(name: str, proxy: TensorProxy) -> list[tuple[str, Any]]:

@@ -9,19 +9,66 @@ Nobody changes a source. (They are not frozen dataclasses: a trace makes thousan
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from moebius.interpreter import is_kind
 
 STACK = re.compile(r"L\['m_stack\w*'\]")  # how a continuation names what stood on its frame's stack
+INDEX = re.compile(r"\[\d+\]")
+ITEMS = ("list_item", "tuple_item")
 LEFT = "what the graph break left"
+NAMES = (  # how sources are named, and what the user's program says for it
+    (re.compile(r"\b[LG](?:\([\w.]+\))?\['([^']+)'\]"), r"\1"),
+    (re.compile(r"\bclosure (?:[\w<>]+\.)*(\w+)\.cell_contents\b"), r"\1"),
+    (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
+    (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
+)
 
 
 def for_people(name: str) -> str:
     """The name of a place without the names that only a continuation's code has."""
     return STACK.sub(LEFT, name)
+
+
+def as_written(text: str) -> str:
+    """A text for people with the places in it as the user's program names them: ``model[0].weight`` for
+    ``L['model']._modules['0']._parameters['weight']``."""
+    text = for_people(text)
+    for pattern, name in NAMES:
+        text = pattern.sub(name, text)
+    return text
+
+
+@functools.lru_cache(4096)
+def family(name: str) -> str:
+    """The name of a place, all items of a list being one."""
+    return INDEX.sub("[]", name)
+
+
+class OpenPlaces(frozenset[str]):
+    """Names of places whose values are no constants. Where that is so of two items of a list, or of what two hold, it
+    is so of all: some are the same in two calls by chance."""
+
+    families: frozenset[str]
+
+    def __new__(cls, names: Iterable[str]) -> OpenPlaces:
+        self = super().__new__(cls, names)
+        alike = Counter(family(name) for name in self if name.find("[") >= 0)
+        self.families = frozenset(kind for kind, count in alike.items() if count > 1)
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name):
+            return True
+        return bool(self.families) and is_kind(name, str) and family(name) in self.families
+
+    def __or__(self, names: Iterable[str]) -> OpenPlaces:  # type: ignore[override]
+        return OpenPlaces((*self, *names))
 
 
 @dataclass(eq=False, slots=True)
@@ -105,6 +152,24 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     return f"{parent.name}.{operand}"
 
 
+def is_item(source: Source) -> bool:
+    """Whether it is an item of a list or tuple."""
+    return is_kind(source, Part) and source.operation in ITEMS
+
+
+def is_same_place(a: Source, b: Source) -> bool:
+    """Whether two sources are one path from the call's arguments."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or a.static or b.static:
+        return False
+    if is_kind(a, Part) and is_kind(b, Part):
+        alike = a.operation == b.operation and type(a.operand) is type(b.operand) and a.name == b.name
+        fixed = a.operand is b.operand or (type(a.operand) in (int, str) and a.operand == b.operand)
+        return alike and fixed and is_same_place(a.parent, b.parent)
+    return is_kind(a, Arg) and is_kind(b, Arg) and a.index == b.index
+
+
 def from_arguments(source: Source) -> Source:
     """The same path starting at the call's argument where it came from one: a reference to no object of the user's."""
     if is_kind(source, Static):
@@ -112,3 +177,9 @@ def from_arguments(source: Source) -> Source:
     if is_kind(source, Part):
         return Part(source.name, from_arguments(source.parent), source.operation, source.operand)
     return source
+
+
+def with_values(sources: tuple[Source, ...], values: tuple) -> str:
+    """`` (L['it'] is 4)``, for each number."""
+    plain = [f"{s.name} is {v!r}" for s, v in zip(sources, values, strict=True) if type(v) in (int, float, bool)]
+    return f" ({', '.join(plain)})" if plain else ""

@@ -37,7 +37,8 @@ class Cells(Store):
 
     def read_cell(self, record: Record) -> Any:
         value = contents_of(record.obj)
-        place = part(record.source, "cell")
+        name = record.source.name
+        place = part(record.source, "cell") if not name.startswith("cell ") else of_cell(record, "cell ")
         if value is ABSENT:
             self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
             return ABSENT
@@ -45,7 +46,9 @@ class Cells(Store):
         if record.source.static and not by_its_way:
             kind = "equal" if type(value) in ATOMS else "is"
             self.guards.check(kind, place, value, text="unchanged")
-            return self.enter(value, Static(record.source.name.removeprefix("closure "), value))
+            return self.enter(value, Static(name.removeprefix("closure "), value))
+        if not by_its_way and name.startswith("closure ") and type(value) not in ATOMS:
+            place = of_cell(record, "closure ")
         return self.enter(value, place)
 
     def cell_set(self, cell: types.CellType, name: str, value: Any) -> None:
@@ -87,3 +90,8 @@ class Cells(Store):
 
 def value_of(variable: contextvars.ContextVar) -> Any:
     return variable.get(ABSENT)
+
+
+def of_cell(record: Record, prefix: str) -> Part:
+    """Where the contents of a cell are that the step takes as an argument: called as in the frame that has the cell."""
+    return Part(record.source.name.removeprefix(prefix), record.source, "cell")

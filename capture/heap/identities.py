@@ -81,6 +81,9 @@ class Identities(Store):
 
     def guard_distinct(self, left: Any, right: Any) -> None:
         """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
+        for value in (left, right):
+            if is_kind(value, TensorProxy):
+                value.is_asked = True
         first, second = self.source_of(left), self.source_of(right)
         if first is None or second is None or (first.static and second.static):
             return
@@ -165,8 +168,8 @@ class Identities(Store):
         if is_kind(key, SYMBOLIC):
             raise Break(
                 "symbolic size as a key",
-                f"a dict or set is indexed with {key}",
-                "mark the size static, or use a constant key",
+                "a dict or set is indexed with a number that is another one in each call, or a size that is dynamic",
+                "use a key that stays, or do it before or after the step",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")

@@ -24,7 +24,7 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..guards.recorder import can_die, describe
-from ..guards.sources import Part, Source, Static, part, part_name
+from ..guards.sources import Part, Source, Static, is_item, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import asks_metaclass, is_bound_builtin
 from ..values.numpy_numbers import NUMPY_NUMBERS
@@ -144,6 +144,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             return self.symbolic(value, source)
         if self.varying and self.varies(value, source):
             return self.as_varying(value, source)
+        if type(value) is bool and source.name in self.symbolic_places and is_item(source):  # which transitions ended
+            return self.symbolic(value, source)
         self.guards.equals(source, value)
         return value
 
@@ -396,9 +398,10 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             else collections.defaultdict(record.obj.default_factory)
         )
         for key in record.obj:
-            if key not in record.reads:
+            overwritten = type(key) in ATOMS and record.writes.get(key, ABSENT) is not ABSENT
+            if key not in record.reads and not overwritten:  # (what stood there before the step, nobody asks)
                 record.reads[key] = self.read_entry(record, key)
-            whole[self.entered_key(record, key)] = record.reads[key]
+            whole[self.entered_key(record, key)] = record.reads.get(key, UNREAD)
         return whole
 
     def whole_sequence(self, record: Record) -> Any:

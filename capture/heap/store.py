@@ -11,7 +11,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..guards.sources import Source, Static
+from ..guards.sources import OpenPlaces, Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
 from .records import MetTuple, Record
@@ -28,7 +28,7 @@ class Store:
         guards: GuardRecorder,
         tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
         symbolic: Callable[[Any, Source], Any],
-        symbolic_places: frozenset[str],
+        symbolic_places: OpenPlaces,
         tensors_met: dict[int, TensorProxy] | None = None,
     ):
         self.heap = heap = Heap()
@@ -59,7 +59,12 @@ class Store:
         self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
         self.schedules: set[int] = set()  # instance dicts of schedulers
         self.varying: dict[str, tuple[str, str]] = {}
+        self.logs: set[str] = set()  # lists to which the step was seen to append, by the names of their places
         self.tell: Callable[[str], None] = lambda name: None
+
+    def assume(self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None]) -> None:
+        """What earlier captures taught. tell: see ``VaryingPlaces``."""
+        self.logs, self.varying, self.tell = logs, varying, tell
 
     def made(self, obj: Any) -> Any:
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""

@@ -23,7 +23,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import recorders
 
-from ..guards.sources import Part, Source, for_people
+from ..guards.sources import Part, Source, as_written
 from ..hook import ABSENT
 from ..values.opaque_tensor import Varying
 from ..values.values import Break
@@ -68,7 +68,7 @@ class VaryingPlaces(Store):
         self.tell(name)
         met, hint = self.varying[name]
         in_each_iteration = "" if torch.is_grad_enabled() else IN_EACH_TURN  # (an optimizer's loop)
-        raise Break(REASON, f"{for_people(name)} was {met}, and the step needs its value here", hint, in_each_iteration)
+        raise Break(REASON, f"{as_written(name)} was {met}, and the step needs its value here", hint, in_each_iteration)
 
     def is_growing(self, record: Record) -> bool:
         """Whether it is one of these, and this call has not read it as a whole."""
@@ -88,6 +88,8 @@ class VaryingPlaces(Store):
             return None
         self.heap.read("length", record.obj, None, None)
         place = length_of(record.source)
+        if record.source.name in self.logs:
+            self.symbolic_places |= {place.name}
         return self.enter(len(record.obj), place), len(record.appends or ())
 
     def item_from_end(self, value: Any, key: Any) -> Any:
@@ -105,6 +107,8 @@ class VaryingPlaces(Store):
             return ABSENT
         self.heap.read("last", record.obj, None, None)
         place = Part(f"{record.source.name}[{before}]", record.source, "python", operator.itemgetter(before))
+        if record.source.name in self.logs:
+            self.symbolic_places |= {place.name}
         return self.enter(record.obj[before], place)
 
     def kept_by(self, record: Record) -> int:
@@ -124,7 +128,12 @@ class VaryingPlaces(Store):
         return None if record.late else record
 
     def has_open_length(self, record: Record) -> bool:
-        return self.is_growing(record) or length_of(record.source).name in self.symbolic_places
+        is_log = record.source.name in self.logs or self.is_growing(record)
+        return is_log or length_of(record.source).name in self.symbolic_places
+
+    def appended(self) -> set[str]:
+        """Lists from before to which the step has added something: logs. Another way through the step reads them."""
+        return {r.source.name for r in self.every_record() if r.appends and type(r.obj) is list}
 
     def refuse_growing(self, record: Record) -> None:
         """A graph break where one of these is to be read as a whole."""

@@ -17,6 +17,7 @@
  *   how far its stack goes                stacktop                stackpointer
  *   f_locals                              yes     yes     yes     yes     the namespace of a module's or class body's frame
  * _PyStackRef and its inline functions    -       -       -       yes     what is tagged: whether it counts a reference
+ * PyTypeObject._tp_iteritem               -       -       -       -       3.15: a type that a loop counts through
  * PyFrameObject.f_frame                   yes     yes     yes     yes     a frame object's variables
  * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12 and later)
  * PyThreadState counter of C recursion    -       c_recursion_remaining   -   its limit C_RECURSION_LIMIT or Py_C_…
@@ -33,11 +34,11 @@
 
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
-#error "moebius supports CPython 3.11 to 3.14. Build it with one of those (see README.md)."
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x03100000
+#error "moebius supports CPython 3.11 to 3.15. Build it with one of those (see README.md)."
 #endif
 #ifdef Py_GIL_DISABLED
-#error "moebius does not support the free-threaded build of CPython yet. Build it with the default build of 3.11-3.14."
+#error "moebius does not support the free-threaded build of CPython yet. Build it with the default build of 3.11-3.15."
 #endif
 #if defined(PYPY_VERSION) || defined(GRAALVM_PYTHON)
 #error "moebius needs CPython: its frame hook is PEP 523, which other Pythons lack."
@@ -248,9 +249,43 @@ mb_c_recursion_room(PyThreadState *tstate)
 }
 #endif
 
-#if PY_VERSION_HEX >= 0x030D0000
+/* Whether a loop counts through the object, with a tagged number on the stack, and makes no iterator. */
+static inline int
+mb_is_counted(PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030F0000
+    return Py_TYPE(object)->_tp_iteritem != NULL;
+#else
+    (void)object;
+    return 0;
+#endif
+}
+
+#if PY_VERSION_HEX >= 0x030F0000
+PyAPI_FUNC(int) _PyDict_MergeUniq(PyObject *, PyObject *, PyObject **);
+#elif PY_VERSION_HEX >= 0x030D0000
 PyAPI_FUNC(int) _PyDict_MergeEx(PyObject *, PyObject *, int);
 #endif
+
+/* Puts all of `from` into `into`. KeyError of the key where both have one, -1. */
+static inline int
+mb_merge_unique(PyObject *into, PyObject *from)
+{
+#if PY_VERSION_HEX >= 0x030F0000
+    PyObject *twice = NULL;
+    int result = _PyDict_MergeUniq(into, from, &twice);
+    if (twice != NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetObject(PyExc_KeyError, twice);
+        }
+        Py_DECREF(twice);
+        result = -1;
+    }
+    return result;
+#else
+    return _PyDict_MergeEx(into, from, 2);
+#endif
+}
 
 #include <stdint.h>
 

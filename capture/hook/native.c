@@ -83,6 +83,13 @@ copy_set(PyObject *module, PyObject *from)
 }
 
 static PyObject *
+uncounted(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return mb_is_counted(object) ? PyObject_GetIter(object) : Py_NewRef(object);
+}
+
+static PyObject *
 own_attributes(PyObject *module, PyObject *type)
 {
     (void)module;
@@ -98,6 +105,7 @@ own_attributes(PyObject *module, PyObject *type)
 static PyMethodDef methods[] = {
     {"own_attributes", own_attributes, METH_O,
      "own_attributes(type) -> (bool, bool): whether its objects read, and set, attributes otherwise than object's do."},
+    {"uncounted", uncounted, METH_O, "uncounted(object): an iterator of what a loop would count through, anything else as it is."},
     {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
     {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
     {"leave_to", (PyCFunction)(void (*)(void))mb_leave_to, METH_FASTCALL,

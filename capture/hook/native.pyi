@@ -159,6 +159,10 @@ def features() -> dict[str, Any]:
 def own_attributes(kind: type, /) -> tuple[bool, bool]:
     """Whether objects of this type read, and set, attributes in another way than ``object`` does (in C or Python)."""
 
+def uncounted(value: Any, /) -> Any:
+    """An iterator of a list, tuple, str or bytes, anything else as it is. From 3.15 on a loop counts through those
+    itself, with a number on the stack that is no object."""
+
 def copy_set(items: set[Any], /) -> set[Any]:
     """A copy with the same hash table: what is added to both stands in the same order. (`set.copy` makes another.)"""
 

@@ -28,7 +28,7 @@ from ..heap.heap import OWN, WHOLE
 from ..heap.objects import Objects
 from ..heap.records import UNREAD, Record, raw_dict
 from ..heap.slots import Slots
-from ..hook import ABSENT, own_attributes
+from ..hook import ABSENT, Entry, own_attributes
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.number_methods import attribute_of
@@ -244,7 +244,7 @@ class Attributes(Slots):
             return self.inside(found, found.__func__)
         if descriptor is classmethod:
             return self.of_class_method(found, kind)
-        if descriptor is functools._lru_cache_wrapper:
+        if descriptor in (functools._lru_cache_wrapper, Entry):
             return self.objects.made(types.MethodType(found, obj))
         if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(obj, kind))

@@ -204,6 +204,8 @@ class BuiltinHandlers(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
+        if type(iterator) in self.domain.row_types:
+            return self.domain.next_item(iterator)
         is_traced = is_kind(iterator, TensorProxy | SymbolicObject) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
             raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
@@ -275,7 +277,7 @@ class BuiltinHandlers(CallParts):
         if natives.is_plain(value, self.known) and not issubclass(type(value), str | bytes):
             return hash(value)
         own = self.attributes.on_type(type(value), "__hash__") if is_kind(value, type) else type(value).__hash__
-        if own is object.__hash__:
+        if own is object.__hash__ or is_kind(value, TensorProxy):
             self.identity(value)  # a graph break where it is another object in each call
             return object.__hash__(value)
         return hash(self.objects.real_key(value))
@@ -466,7 +468,7 @@ class BuiltinHandlers(CallParts):
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):
             made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
-            made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
+            made_by_c.__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:

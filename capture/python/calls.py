@@ -41,6 +41,7 @@ from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
 from ..values.numpy_numbers import is_numpy_function
+from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import (
     ATOMS,
     SYMBOLIC,
@@ -240,9 +241,11 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             return stand_in(*args, **kwargs)
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
-        if natives.is_tensor_function(function) and any(
-            is_kind(a, TensorProxy) or holds_proxy(a) or self.overriding((a,))
-            for a in (*args, *kwargs.values())
+        given = (*args, *kwargs.values())
+        if (
+            natives.is_tensor_function(function)
+            and any(is_kind(a, TensorProxy) or holds_proxy(a) or self.overriding((a,)) for a in given)
+            and not any(natives.is_called_back(a) for a in given)  # a distance, say: the step's own code
         ):
             try:
                 with self.tensors.that_may_tell(function):
@@ -261,11 +264,8 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             self.domain.guard_function(function)
             return self.call(self.objects.cell_get(cell, function.__qualname__), args, kwargs)
         if torch_private.kept_out(function):
-            raise Break(
-                "function that torch keeps out of graphs",
-                function.__qualname__,
-                "it runs natively; the graph goes on after it",
-            )
+            hint = "it runs natively; the graph goes on after it"
+            raise Break("function that torch keeps out of graphs", function.__qualname__, hint)
         aside = function.__module__ in NEVER_INTERPRETED and function not in torch_private.MARKING
         if aside or function in natives.LOADING:
             raise Break(
@@ -321,8 +321,10 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             self.attributes.on_type(cls, name)
         return is_plain_object(cls)
 
-    def copy_tensor(self, tensor: TensorProxy, before: list[Any]) -> Any:
+    def copy_tensor(self, tensor: TensorProxy | OpaqueTensor, before: list[Any]) -> Any:
         """``copy.deepcopy(tensor)``: a clone, where it is all of its memory and shares none with another copy's."""
+        if is_kind(tensor, OpaqueTensor):
+            tensor.refuse("copy.deepcopy")
         real, fake = tensor.real, tensor.fake
         plain = tensor.cls is torch.Tensor and not fake.requires_grad and not tensor.attributes
         alone = not any(is_kind(one, TensorProxy) and shares_storage(one.fake, fake) for one in before)

@@ -191,8 +191,7 @@ class Construction(CallParts):
             )
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
-            values = [self.domain.plain_contents(a) for a in args]
-            return self.objects.made(cls.__new__(cls, *values))
+            return self.objects.made(cls.__new__(cls, *map(self.domain.kept_in_an_exception, args)))
         if cls is random.Random and maker is SEEDED:
             return self.objects.made(SEEDED(cls, 0))  # seeded by its __init__
         if base is None or not owned_by(cls) or (base is object and not made_by_object(cls)):

@@ -307,6 +307,10 @@ class Containers(Parts):
             return tuple(self.plain_contents(v) for v in value)
         return value
 
+    def kept_in_an_exception(self, value: Any) -> Any:
+        """What an exception that is made of the argument keeps of it: a named tuple is one still."""
+        return value if is_kind(value, tuple) and type(value) is not tuple else self.plain_contents(value)
+
     # ------------------------------------------------------------------------------------------------------------------
     # Iteration
     # ------------------------------------------------------------------------------------------------------------------
@@ -369,6 +373,8 @@ class Containers(Parts):
 
     def get_yield_from_iter(self, frame: Frame, value: Any) -> Any:
         iterator = super().get_yield_from_iter(frame, value)
+        if type(iterator) in ROWS:
+            self.next_item(iterator)  # is a graph break
         if is_kind(iterator, natives.ITERATORS) and not self.objects.is_new(iterator):
             self.walks.refuse(iterator)
         return iterator
@@ -406,9 +412,11 @@ class Containers(Parts):
         self.objects.made(items[before])
         return items
 
-    def drain(self, value: Any) -> list[Any]:
+    def drain(self, value: Any, hinted: bool = True) -> list[Any]:
+        if type(value) in ROWS:
+            self.next_item(value)  # is a graph break
         known = not is_kind(value, natives.ITERATORS) or self.objects.is_new(value)
-        return super().drain(value) if known else list(Pulled(self, value))
+        return super().drain(value, hinted) if known else list(Pulled(self, value))
 
     def length_hint(self, value: Any) -> None:
         if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell
@@ -464,17 +472,14 @@ class Containers(Parts):
             try:
                 keys = self.attributes.get(other, "keys")
             except AttributeError:
-                raise TypeError(f"'{type_name(type(other))}' object is not a mapping") from None
+                raise TypeError(f"'{type_name(type_of(other))}' object is not a mapping") from None
             other = self.calls.by_keys(other, keys)
         self.calls.container_method(target, dict, "update", [other], {})
 
     def dict_merge(self, target: Any, other: Any, function: Any) -> None:
         if self.objects.record_of(target) is not None:
-            raise Break(
-                "keyword arguments built across a graph break",
-                "f(**a, **b)",
-                "build the keyword arguments before the call",
-            )
+            hint = "build the keyword arguments before the call"
+            raise Break("keyword arguments built across a graph break", "f(**a, **b)", hint)
         super().dict_merge(target, self.mapping(other), function)
 
     def mapping(self, other: Any) -> Any:

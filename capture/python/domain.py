@@ -20,8 +20,6 @@ from typing import Any
 import torch
 
 from moebius.interpreter import UNSET, Frame, Signal, is_kind
-from moebius.interpreter.domain.core import flags_of
-from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
 
 from ..bytecode.counting import Counter
 from ..codegen.continuation_code import is_own
@@ -286,11 +284,11 @@ class TrackingDomain(Operators, Containers):
     def is_instance(self, value: Any, cls: Any) -> bool:
         return self.calls.is_instance(value, cls)
 
-    def match_mapping(self, subject: Any) -> bool:
-        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_MAPPING)
+    def class_of(self, value: Any) -> type:
+        return self.calls.kind_of(value)
 
-    def match_sequence(self, subject: Any) -> bool:
-        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_SEQUENCE)
+    def length(self, value: Any) -> Any:
+        return self.calls.length(value)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Calls, functions, classes

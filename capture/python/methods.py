@@ -249,11 +249,12 @@ class Methods(CallParts):
                 return self.objects.made(View(type(getattr(base(), name)()), made_by))
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
-        if record is not None and name in ("append", "extend") and record.shadow is None and base in LISTS:
-            items = args if name == "append" else self.listed(args[0])
-            record.appends = record.appends or []
-            record.appends.extend(items)
-            return None
+        if record is not None and name in ("append", "extend") and base in LISTS:
+            items = args if name == "append" else self.listed(args[0])  # which may read the list: it has a shadow then
+            if record.shadow is None:
+                record.appends = [*(record.appends or ()), *items]
+                return None
+            name, args = "extend", [items]
         if base in (*LISTS, tuple) and (at := INDEXES.get(name)) is not None:
             args = [*args[: at.start], *map(self.domain.as_count, args[at]), *args[at.stop :]]
         target = self.objects.contents(owner)

@@ -26,11 +26,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.core import special
 
 from ..bytecode.c_callables import owner_of
 from ..heap.records import CONTAINERS, DICTS, VIEWS
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy, type_of
 
 # Functions in C of numbers, which give numbers, texts or tuples of such.
 OF_NUMBERS: frozenset[Any] = frozenset(
@@ -301,6 +302,12 @@ def is_tensor_function(function: types.FunctionType) -> bool:
         function.__module__ in ("torch.nn.functional", "torch.functional", "torch._tensor")
         and function not in INTERPRETED
     )
+
+
+def is_called_back(value: Any) -> bool:
+    """Whether a function of torch's that is given the value may run code of the user's with it."""
+    kind = type_of(value)
+    return kind in (types.FunctionType, types.MethodType, functools.partial) or special(kind, "__call__") is not None
 
 
 INTERPRETED: frozenset[Any] = frozenset({torch.nn.functional.__dict__.get("multi_head_attention_forward")} - {None})

@@ -15,7 +15,7 @@ from moebius.interpreter import is_kind
 from ..hook import ABSENT
 from ..tensors.fakes import fake_of
 from ..values.numbers import Number, is_open
-from ..values.values import ATOMS, Break, TensorProxy
+from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .parts import CallParts
 
 NAME = "__torch_function__"
@@ -82,7 +82,12 @@ class Overrides:
 
     def are_asked(self, values: Any) -> bool:
         """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
-        if all(type(v) is TensorProxy or type(v) in ATOMS or is_kind(v, Number) for v in self.calls.fast(values)):
+        for value in self.calls.fast(values):
+            kind = type_of(value)
+            plain = type(value) is TensorProxy or type(value) in ATOMS or is_kind(value, Number)
+            if not plain and self.attributes.on_type(kind, NAME) is not ABSENT:
+                break
+        else:
             return False
         raise Break("__torch_function__", "torch asks objects that may have one", HINT)
 

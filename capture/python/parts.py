@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from moebius.interpreter import Domain, Frame, is_kind
 
 from ..heap.objects import Objects
@@ -62,6 +64,7 @@ class ModuleCalls(Protocol):
 class Parts(Domain):
     """Base of the tracking domain's parts; ``domain.TrackingDomain`` puts them together."""
 
+    row_types: tuple[type, ...]
     objects: Objects
     tensors: TensorOperations
     numbers: Numbers
@@ -95,6 +98,7 @@ class Parts(Domain):
     globals_record: Callable[..., Record]  # what is known of a module's globals
     # known containers in an argument replaced by what stands for them, so that C code may read them
     plain_contents: Callable[[Any], Any]
+    kept_in_an_exception: Callable[[Any], Any]
     as_count: Callable[[Any], Any]  # what C code takes for an index or a count
     as_index: Callable[[Any], Any]  # what a sequence is indexed with
     operand: Callable[[Any], Any]  # what stands for a value in an operator of C's
@@ -164,10 +168,10 @@ class CallParts:
 
 
 def holds_proxy(value: Any) -> bool:
-    """Whether a tuple, list or dict argument holds tensors."""
+    """Whether a tuple, list or dict argument holds tensors, in one that the step was given as they are themselves."""
     if is_kind(value, tuple | list):
-        return any(is_kind(v, TensorProxy) or holds_proxy(v) for v in value)
-    return is_kind(value, dict) and any(is_kind(v, TensorProxy) for v in value.values())
+        return any(is_kind(v, TensorProxy | torch.Tensor) or holds_proxy(v) for v in value)
+    return is_kind(value, dict) and any(is_kind(v, TensorProxy | torch.Tensor) for v in value.values())
 
 
 def is_alien(value: Any) -> bool:

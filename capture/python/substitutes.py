@@ -24,6 +24,11 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_private
 
+# What copy.copy() has a function of its own for (up to 3.14 a table), private names read on 3.11.7 to 3.15.0.
+COPIED_IN_C = frozenset(getattr(copy, "_copy_dispatch", ())).union(
+    getattr(copy, "_copy_atomic_types", ()), getattr(copy, "_copy_builtin_containers", ())
+)
+
 
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
     """``Optimizer.zero_grad``: the original asks for each gradient whether it is there, which differs between the first
@@ -107,7 +112,7 @@ def copied(x: Any) -> Any:
     cls: Any = type(x)
     if cls in COPY_IS_METHOD:
         return x.copy()
-    if cls not in copy._copy_dispatch and not issubclass(cls, type) and is_plain_object(cls):  # type: ignore[attr-defined]
+    if cls not in COPIED_IN_C and not issubclass(cls, type) and is_plain_object(cls):
         made = cls.__new__(cls)
         made.__dict__.update(x.__dict__)
         return made

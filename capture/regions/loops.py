@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.interpreter import STOP, UNSET, Frame, is_kind
+from moebius.interpreter import ITERATOR_PLACES, STOP, UNSET, Frame, is_kind
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_iteration
 
@@ -155,16 +155,15 @@ class Loops:
             return
         if opname != "FOR_ITER":
             return
-        kind = type(frame.stack[-1])
+        kind = type(frame.stack[-ITERATOR_PLACES])
         if kind is RANGE_ITERATOR:
             self.take_range(frame)
-            kind = type(frame.stack[-1])
         elif kind is TensorRows:
             self.take_hits(frame)
-            kind = type(frame.stack[-1])
-        if kind in ROWS and not frame.stack[-1].finished:
+        rows = frame.stack[-ITERATOR_PLACES]
+        if type(rows) in ROWS and not rows.finished:
             self.refuse_behind_return()
-            self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
+            self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
 
     def look_at_jump(self, frame: Frame, count: int) -> None:
         """The instruction asks for the truth on which the next one jumps (3.13): where the branch is the graph's, the
@@ -179,13 +178,15 @@ class Loops:
             condition = self.domain.compare(frame.program.instructions[frame.pc].operand, *asked)
         if not on_values(condition):
             return
-        number, jump = len(self.open), frame.pc + 1
+        number, jump, before = len(self.open), frame.pc + 1, self.counter.mark()
+        self.domain.count(frame)
         frame.stack[-count:], frame.pc = [condition], jump
         try:
             self.observe(frame)
         finally:
             if frame.pc == jump:
                 frame.stack[:], frame.pc = place
+                self.counter.back_to(before)
         for loop in self.open[number:]:
             if loop.frame is frame and loop.start == jump:
                 loop.place = place
@@ -201,14 +202,14 @@ class Loops:
         key = (frame.code, frame.pc)
         if not self.tensors.branches or key in self.unrolled:
             return
-        iterator = frame.stack[-1]
+        iterator = frame.stack[-ITERATOR_PLACES]
         if iterator is not self.fresh or any(local is iterator for local in frame.locals):
             return
         if (count := length_of(iterator)) and goes_over_experts(frame):
             self.refuse_behind_return()
             if self.open:
                 return
-            frame.stack[-1] = self.objects.made(RangeRows(count, key))
+            frame.stack[-ITERATOR_PLACES] = self.objects.made(RangeRows(count, key))
             self.ranges.add(key)
 
     def refuse_behind_return(self) -> None:
@@ -220,13 +221,13 @@ class Loops:
 
     def take_hits(self, frame: Frame) -> None:
         """A loop over the experts that were hit whose iteration, recorded once for all of them, broke the graph."""
-        key, rows = (frame.code, frame.pc), frame.stack[-1]
+        key, rows = (frame.code, frame.pc), frame.stack[-ITERATOR_PLACES]
         if self.open or key not in self.by_number or rows.finished:
             return
         iterations = active_iterations(rows, key)
         if iterations is not None:
             rows.finished = True
-            frame.stack[-1] = self.objects.made(iterations)
+            frame.stack[-ITERATOR_PLACES] = self.objects.made(iterations)
 
     def open_hits(self) -> set[tuple[Any, int]]:
         """The loops over rows of tensors that the trace is in, and those over hits by number."""

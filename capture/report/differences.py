@@ -33,4 +33,4 @@ def facts(report: Findings) -> Iterator[list[str]]:
         for r in report.expert_regions
     ]
     yield [f"guard {guard.source}: {guard.check}" for guard in report.guards]
-    yield [f"captured again: {r.guard} was {r.old}, is {r.new}" for r in report.recompiles]
+    yield [f"captured again: {r.change}" for r in report.recompiles]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .records import Guard
 
-OWNER = re.compile(r"what the graph break left|[LG][(\[]['\w.]+[)\]](\['\w+'\])?|[\w.]+")
+OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
 LIBRARY = re.compile(r"G\((moebius|torch)\b|builtins|sys\.modules|torch\b|moebius\b")
 CODE = "code and defaults unchanged"
 LIBRARIES = "torch, Python's builtins and what stands in for them"

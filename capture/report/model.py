@@ -89,8 +89,9 @@ class Findings:
 
     @property
     def captured_share(self) -> float | None:
-        """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted."""
-        total = sum(self.coverage.values())
+        """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted, or of all calls
+        so far, where what ran natively after graph breaks was not."""
+        total = 0 if self.calls is not None and self.breaks else sum(self.coverage.values())
         return self.coverage["captured"] / total if total else None
 
     def source_lines(self) -> dict[str, dict[int, str]]:
@@ -160,7 +161,7 @@ def verdict(report: Findings) -> str:
         said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
     if report.status == "recaptured" and report.recompiles:
         last = report.recompiles[-1]
-        said += f"; captured again, since {last.guard} was {last.old}, is {last.new} ({place(last.file, last.line)})"
+        said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
     return said
 
 

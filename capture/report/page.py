@@ -12,12 +12,23 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..bytecode.expressions import Excerpt, excerpt_of
+from ..guards.sources import as_written
 from .codes import by_name
 from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import COUNTING_STOPPED, byte_size, counted_once, duration, percent, place, plural, region_row
+from .words import (
+    COUNTING_STOPPED,
+    ONLY_CAPTURED,
+    byte_size,
+    counted_once,
+    duration,
+    percent,
+    place,
+    plural,
+    region_row,
+)
 
 HOWS = {
     "captured": "in a graph",
@@ -134,7 +145,7 @@ def tiles(report: Findings) -> str:
             "each with its line and a hint below" if report.breaks else report.how_called,
             "bad" if report.breaks or report.status == "native" else "good",
         ),
-        tile(percent(report.captured_share), "captured", f"of {sum(report.coverage.values())} instructions that ran"),
+        captured_tile(report),
     ]
     if regions:
         all_lowered = report.lowered == len(regions)
@@ -151,6 +162,13 @@ def tiles(report: Findings) -> str:
     checked = f"{duration(sum(costs) * 1e-9)} a call" if costs else "checked on each call"
     made.append(tile(str(len(report.guards)), "guard" if len(report.guards) == 1 else "guards", checked))
     return "".join(made)
+
+
+def captured_tile(report: Findings) -> str:
+    share, total = report.captured_share, sum(report.coverage.values())
+    if share is None and total:
+        return tile(str(total), "instructions captured", ONLY_CAPTURED)
+    return tile(percent(share), "captured", f"of {total} instructions that ran")
 
 
 def tile(figure: str, label: str, note: str, mood: str = "") -> str:
@@ -173,6 +191,7 @@ def coverage(report: Findings) -> str:
     legend = "".join(
         f'<li><i class="{how}"></i><b>{report.coverage[how]}</b> {how}<span> {said}</span></li>'
         for how, said in HOWS.items()
+        if report.captured_share is not None or how == "captured"
     )
     if report.in_loops:
         legend += f"<li><span>{counted_once(sum(report.in_loops.values()))}</span></li>"
@@ -295,13 +314,13 @@ def graphs(report: Findings) -> str:
 def recompiles(report: Findings) -> str:
     rows = []
     for item in report.recompiles:
-        others = "".join(f"<li>{escape(line)}</li>" for line in item.entries)
+        others = "".join(f"<li>{escape(as_written(line))}</li>" for line in item.entries)
         older = f"<details><summary>each older capture</summary><ol>{others}</ol></details>" if others else ""
         rows.append(
             [
-                text_cell(item.guard, "mono"),
-                text_cell(item.old),
-                text_cell(item.new),
+                text_cell(as_written(item.guard), "mono"),
+                text_cell(as_written(item.old)),
+                text_cell(as_written(item.new)),
                 text_cell(place(item.file, item.line), "place"),
                 (escape(item.hint) + older, item.hint),
             ]
@@ -328,12 +347,16 @@ def guards(report: Findings) -> str:
     made = table([("what they look at", False), ("guards", True), ("a call", True)], summary, "sortable")
     places = {place(guard.file, guard.line): None for guard in report.guards}
     at = {where: index for index, where in enumerate(places)}
-    same = Counter((g.source, g.check, at[place(g.file, g.line)]) for g in report.guards)
+    same: Counter[tuple[str, str, int]] = Counter()
     costs: dict[tuple[str, str, int], float] = {}
     for guard in report.guards:
         key = guard.source, guard.check, at[place(guard.file, guard.line)]
+        same[key] += 1
         costs[key] = costs.get(key, 0.0) + (guard.cost_ns or 0.0)
-    rows = [[*key, count, round(costs[key], 1)] for key, count in same.items()]
+    rows = [
+        [as_written(source), as_written(check), where, count, round(costs[source, check, where], 1)]
+        for (source, check, where), count in same.items()
+    ]
     data = json.dumps({"places": list(places), "rows": rows}, ensure_ascii=False, separators=(",", ":"))
     find = '<input class="search" type="search" placeholder="search all guards" aria-label="search all guards">'
     safe = data.replace("<", "\\u003c")

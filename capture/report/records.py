@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..bytecode.expressions import Excerpt
+from ..guards.sources import as_written
 from .codes import UNRAISED, code_of
 
 # how a line ran, from best to weakest
@@ -92,6 +93,11 @@ class Recompile:
     line: int
     hint: str = ""
     entries: tuple[str, ...] = ()
+
+    @property
+    def change(self) -> str:
+        """``it % 4 == 0 was False, is True (it is 4)``, as the user's program names it."""
+        return as_written(f"{self.guard} was {self.old}, is {self.new}")
 
 
 @dataclass

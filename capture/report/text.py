@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bytecode.expressions import Excerpt, excerpt_of
+from ..guards.sources import as_written
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import COUNTING_STOPPED, counted_once, duration, percent, place, plural, region_row
+from .words import COUNTING_STOPPED, ONLY_CAPTURED, counted_once, duration, percent, place, plural, region_row
 
 GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
@@ -84,7 +85,9 @@ def coverage_bar(report: Findings, width: int) -> Text:
         count = report.coverage[how]
         cells = max(1, round(width * count / total)) if count else 0
         text.append(symbol * cells, style=HOW_COLORS[how])
-    text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
+    if (share := report.captured_share) is None:
+        return Text(f"{total} instructions captured; {ONLY_CAPTURED}", style="dim")
+    text.append(f"\n{percent(share)} of {total} instructions captured")
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
     if report.in_loops:
         text.append(f"\n{counted_once(sum(report.in_loops.values()))}", style="dim")
@@ -136,8 +139,12 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
     for said in item.origins:
         text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
-    for file, line, function in item.stack[:-1]:
-        text.append(f"\n  from  {place(file, line)} in {function}", style="dim")
+    called = "from"
+    for file, line, function in item.stack:
+        if (file, line, function) == (item.file, item.line, item.function):
+            called = "into"
+        else:
+            text.append(f"\n  {called}  {place(file, line)} in {function}", style="dim")
     if item.cost_us is not None:
         took = duration(item.cost_us * 1e-6) if item.cost_us >= 1 else "under 1 µs"
         text.append(f"\n  cost  {took} of Python a call", style="dim")
@@ -192,10 +199,9 @@ def guards(report: Findings) -> Group | None:
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        slowest = shorten(f"{first.source.removeprefix(group.owner)} {first.check}".strip(), 40)
-        made.add_row(
-            shorten(group.owner, 40), str(len(group.guards)), slowest, place(first.file, first.line), duration(cost)
-        )
+        slowest = shorten(as_written(f"{first.source.removeprefix(group.owner)} {first.check}").strip(), 40)
+        owner, where = shorten(as_written(group.owner), 40), place(first.file, first.line)
+        made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]
     said = [f"{sum(len(group.guards) for group in left)} more guards of {len(left)} others"] if left else []
     if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
@@ -215,10 +221,10 @@ def recompiles(report: Findings) -> Group | None:
         return None
     lines = []
     for number, item in enumerate(report.recompiles, 1):
-        text = Text(f"{number}. ", style="dim").append(item.guard, style="bold")
-        text.append(f" was {item.old}, is {item.new}").append(f"  {place(item.file, item.line)}", style="dim")
+        text = Text(f"{number}. ", style="dim").append(item.change, style="bold")
+        text.append(f"  {place(item.file, item.line)}", style="dim")
         for line in item.entries if len(item.entries) > 1 else ():
-            text.append(f"\n   {line}", style="dim")
+            text.append(f"\n   {as_written(line)}", style="dim")
         if item.hint:
             text.append("\n   hint  ", style="cyan").append(item.hint)
         lines.append(text)

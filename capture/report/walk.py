@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable
 from typing import IO
 
+from ..guards.sources import as_written
 from ..trace.recording import Moment, Recording
+from .groups import LIBRARIES, owner_of
 
 AROUND = 5  # lines of source on each side
 
@@ -241,10 +243,13 @@ class Walk(cmd.Cmd):
         self.do_where("")
 
     def tell_guards(self, first: int, last: int) -> None:
-        for fact in self.recording.guards[first:last]:
-            guard = fact.record
-            self.say(f"{guard.source}: {guard.check}  ({os.path.basename(guard.file)}:{guard.line})")
-        self.say(f"{max(0, last - first)} guards")
+        guards = [fact.record for fact in self.recording.guards[first:last]]
+        own = [guard for guard in guards if owner_of(guard) != LIBRARIES]
+        for guard in own:
+            text = as_written(f"{guard.source}: {guard.check}")
+            self.say(f"{text}  ({os.path.basename(guard.file)}:{guard.line})")
+        folded = f", {len(guards) - len(own)} of them of {LIBRARIES}" if len(own) < len(guards) else ""
+        self.say(f"{len(guards)} guards{folded}")
 
     def tell_operators(self, first: int, last: int | None) -> None:
         found = [t for n, t in self.recording.operators if n > first and (last is None or n <= last)]

@@ -66,6 +66,7 @@ def counted_once(count: int) -> str:
     return f"{said}, or are run by backward(): each is counted once, however often it runs"
 
 
+ONLY_CAPTURED = "what ran natively after graph breaks was not counted: explain one call to count it"
 COUNTING_STOPPED = (
     "more ran natively: counting stopped in a long native part, so that its time could be measured; explain a later"
     " call to count all"

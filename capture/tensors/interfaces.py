@@ -21,6 +21,19 @@ class Texts(Protocol):
     def computed(self, today: str, node: Any, sources: tuple[Source, ...], evaluate: Any) -> Any: ...
 
 
+class TensorAssumptions(Protocol):
+    """``trace.assumptions.Assumptions``."""
+
+    apart: set[str]
+    together: set[str]
+
+    @property
+    def recomputes(self) -> bool: ...
+
+    @property
+    def branches(self) -> bool: ...
+
+
 Hooked = list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]  # a tensor, its hooks' graph, and what that takes
 
 

@@ -15,7 +15,6 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
-from ..guards.recorder import shown
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
@@ -198,8 +197,7 @@ class Numbers:
         if known:
             sources, evaluate = self.again(function, operands, named)
             if not has_one_type(function, operands):
-                text = f"what the step computes of it is a {type(result).__name__}"
-                self.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
+                self.guard(OfType(evaluate, sources, type(result)))
         node = None
         if all(o.node is not None for o in unknown):
             op, target = ("call_method", method) if method else ("call_function", function)
@@ -243,8 +241,7 @@ class Numbers:
             node.meta["val"] = None
         elif known:
             assert evaluate is not None
-            text = f"what the step computes of it is a {type(result).__name__}"
-            self.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
+            self.guard(OfType(evaluate, sources, type(result)))
         return self.given(result, node, sources, evaluate)
 
     def constant_result(self, function: Any, result: Any) -> Any:
@@ -276,8 +273,7 @@ class Numbers:
             self.writer.before_failure(function, operands)
             if known and not is_kind(error, TypeError):  # today's values: the error is the step's own
                 found, formula = self.again(function, operands, named)
-                text = f"what the step computes of it is a {type(error).__name__}"
-                self.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
+                self.guard(Raises(formula, found, error))
             raise
 
     def given(self, result: Any, node: fx.Node | None, sources: tuple[Source, ...], evaluate: Formula | None) -> Any:
@@ -361,12 +357,10 @@ class Numbers:
         self.hold(*found, True)
 
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
-        text = f"what the step computes of it is {shown(expected)}"
-        self.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
+        self.guard(Unchanged(evaluate, sources, expected))
 
-
-def text_of(sources: tuple[Source, ...]) -> str:
-    return ", ".join(s.name for s in sources)
+    def guard(self, found: Unchanged | OfType | Raises) -> None:
+        self.guards.holds(", ".join(s.name for s in found.sources), lambda: str(found), found, *found.sources)
 
 
 def size_of(tensor: torch.Tensor, axis: int) -> int:

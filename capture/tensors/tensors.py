@@ -32,6 +32,7 @@ from ..values.numbers import is_open
 from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
+from .aliases import Aliases
 from .bounds import Bound, like_one_hot, open_classes
 from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
@@ -52,6 +53,7 @@ from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .index_lists import IndexList
 from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
+from .interfaces import TensorAssumptions
 from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
 from .numbers import Numbers
@@ -62,16 +64,18 @@ ONE_HOT = torch.nn.functional.one_hot
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
 
+def lacks_fake(function: Any) -> Break:
+    """The graph break at an operator that has no form for fake tensors, or none for sizes and numbers that vary."""
+    name = getattr(function, "__name__", str(function))
+    return Break("operator without a fake", name, "give it one: torch.library.register_fake; it runs natively")
+
+
 def depends_on_data(function: Any, error: Exception) -> Break:
     """The graph break where an operator's fake says that it needs real values, or where there is none."""
     if torch_fakes.lacks_fake(error):
-        hint = "give it one: torch.library.register_fake; it runs natively"
-        return Break("operator without a fake", getattr(function, "__name__", str(function)), hint)
-    return Break(
-        "data-dependent operator",
-        f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}",
-        "write it without a branch or a size that depends on values",
-    )
+        return lacks_fake(function)
+    detail = f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}"
+    return Break("data-dependent operator", detail, "write it without a branch or a size that depends on values")
 
 
 class TensorOperations:
@@ -95,6 +99,7 @@ class TensorOperations:
         self.uncounted: set[int] = set()  # storages of tensors whose .data was read
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
         self.gradients = Gradients(self, whole_step)
+        self.aliases = Aliases(guards, world)
         self.layouts = Layouts(self.gradients.heap)
         self.numbers = Numbers(self)
         self.texts = Texts(self)
@@ -105,14 +110,18 @@ class TensorOperations:
         self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
         self.speculate: Callable[[Any], bool | None] = lambda value: None  # the way to take at a branch on data
 
+    def assume(self, assumptions: TensorAssumptions) -> None:
+        """What earlier captures and attempts taught."""
+        self.recomputes, self.branches = assumptions.recomputes, assumptions.branches
+        self.aliases.apart, self.aliases.together = assumptions.apart, assumptions.together
+
     # ------------------------------------------------------------------------------------------------------------------
     # Inputs
     # ------------------------------------------------------------------------------------------------------------------
 
     def input(self, real: torch.Tensor, source: Source) -> TensorProxy:
-        """The proxy of a tensor that existed before. Two sources that lead to one tensor share one proxy."""
-        if (known := self.proxies.get(id(real))) is not None:
-            self.same(known, source)
+        """The proxy of a tensor that existed before. Two sources that lead to one tensor most often share one."""
+        if (known := self.aliases.known(real, source)) is not None:
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not self.on_ranks(real):
             self.guards.check("type", source, type(real), text=f"type is {type(real).__qualname__}")
@@ -142,7 +151,10 @@ class TensorOperations:
         else:
             self.guards.check("tensor", source, meta, text=describe_tensor(meta))
         try:
-            fake = self.world.fakify(real, source.name, open_dims, self.required_before.get(source.name))
+            twice = id(real) in self.proxies  # (torch has one fake of each tensor)
+            fake = self.world.fakify(
+                real.detach() if twice else real, source.name, open_dims, self.required_before.get(source.name)
+            )
         except (AssertionError, RuntimeError) as error:  # a view of other numbers, or whose .data is another since
             raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
         if real.requires_grad and not isinstance(real, torch.nn.Parameter):
@@ -169,8 +181,10 @@ class TensorOperations:
         scope, self.writer.scope = self.writer.scope, root
         self.writer.bind_symbols(fake, node)
         self.writer.scope = scope
-        self.proxies[id(real)] = self.of_fake[id(fake)] = proxy
+        self.proxies.setdefault(id(real), proxy)
+        self.of_fake[id(fake)] = proxy
         self.inputs.append(proxy)
+        self.aliases.met_first(proxy)
         self.foreign.look(real, fake)
         if lies_on_ranks(real) and not self.whole_step:  # (a whole step has the parameter itself)
             self.foreign.lies_on_ranks(fake)
@@ -182,37 +196,15 @@ class TensorOperations:
             scope = scope.parent
         return scope
 
-    def same(self, known: TensorProxy, source: Source) -> None:
-        assert known.source is not None
-        if source is known.source or (source.static and known.source.static):
-            return
-        if known.source.static:
-            self.guards.check("is", source, known.real, text=f"is {known.source.name}")
-        elif source.static:
-            self.guards.check("is", known.source, known.real, text=f"is {source.name}")
-        else:
-            self.guards.same_or_distinct("same", source, known.source)
-
     def distinct_inputs(self) -> None:
-        """Dynamic inputs that were different tensors stay different tensors."""
-        dynamic = [
-            p for p in self.inputs if is_kind(p.real, torch.Tensor) and p.source is not None and not p.source.static
-        ]
-        static = tuple(p.real for p in self.inputs if p.source is not None and p.source.static)
-        self.offsets.guard(self.guards, dynamic)
-        if len(dynamic) > 1:
-            slots = [self.guards.slot(p.source) for p in dynamic if p.source]
-            names = ", ".join(p.source.name for p in dynamic if p.source)
-            self.guards.add(
-                ("distinct", *slots),
-                dynamic[0].source.name if dynamic[0].source else "",
-                f"{names} are different tensors",
-                None,
-            )
-        if static:
-            for proxy in dynamic:
-                assert proxy.source is not None
-                self.guards.check("none_of", proxy.source, static, text="is none of the static tensors")
+        """Inputs that were different tensors stay different tensors, where the step can tell."""
+        tensors = [p for p in self.inputs if is_kind(p.real, torch.Tensor) and p.source is not None]
+        self.offsets.guard(self.guards, [p for p in tensors if p.source is not None and not p.source.static])
+        self.aliases.guard()
+
+    def mistaken(self) -> set[str]:
+        """Places that were two inputs and are to be one: see ``Aliases``."""
+        return self.aliases.mistaken()
 
     # ------------------------------------------------------------------------------------------------------------------
     # Operators
@@ -318,7 +310,7 @@ class TensorOperations:
 
     def log_to(self, heap: Heap, outside: Any) -> Gradients:
         """heap: of the trace that this belongs to; outside: see ``Gradients``."""
-        self.gradients.heap = self.layouts.heap = heap
+        self.gradients.heap = self.layouts.heap = self.aliases.heap = heap
         self.gradients.outside = outside
         return self.gradients
 
@@ -351,15 +343,12 @@ class TensorOperations:
             result = self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
             raise depends_on_data(function, error) from None
-        except RuntimeError as error:
-            if torch_fakes.lacks_fake(error) or any(
-                torch_private.depends_on_values(leaf) for leaf in torch_private.tree_leaves((fake_args, fake_kwargs))
-            ):
-                # with sizes that nobody knows yet, a failure says nothing of the real operator
-                raise depends_on_data(function, error) from None
-            self.refuse_handled(function, error)
-            raise
         except Exception as error:
+            leaves = torch_private.tree_leaves((fake_args, fake_kwargs))
+            if is_kind(error, RuntimeError) and any(map(torch_private.depends_on_values, leaves)):
+                raise depends_on_data(function, error) from None  # of such sizes, it says nothing of the real operator
+            if torch_fakes.lacks_fake(error) or not torch_fakes.fails_on_numbers(function, fake_args, fake_kwargs):
+                raise lacks_fake(function) from None
             self.refuse_handled(function, error)
             raise
         if in_numbers:

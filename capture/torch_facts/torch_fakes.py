@@ -24,11 +24,13 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .torch_pointwise import SYMBOLS, PointwiseOnRows
 from .torch_private import (
     ON_FAKES,
     PASSED_OVER,
+    depends_on_values,
     is_simulated,
     is_symbolic,
     of_one_rank,
@@ -39,8 +41,6 @@ from .torch_private import (
 )
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
-CONCRETE_IN_C = {"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"}
-CONCRETE_IN_C |= {function.__name__ for function in vars(torch.fft).values() if isinstance(function, type(torch.abs))}
 NO_CONTEXT = contextlib.nullcontext()
 # Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
 GROUPED = {getattr(where, name, None) for where, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))}
@@ -126,15 +126,33 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[F
 WRITTEN: dict[Any, list[tuple[int, str]]] = {}
 
 
+class Relations(list):
+    """What a ShapeEnv has assumed of its sizes so far. places: for each, what ``where`` gave as it came."""
+
+    def __init__(self, where: Callable[[], Any]) -> None:
+        super().__init__()
+        self.where, self.places = where, list[Any]()
+
+    def append(self, relation: Any) -> None:
+        super().append(relation)
+        self.places.append(self.where())
+
+
+def nowhere() -> None:
+    """No line: the trace is over. (A ShapeEnv lives as long as what was captured, and must hold no trace.)"""
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
-    def __init__(self, ours: bool = True) -> None:
-        """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own."""
+    def __init__(self, ours: bool = True, where: Callable[[], Any] = lambda: None) -> None:
+        """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own. where:
+        the user's line that runs now."""
         # duck_shape off: two sizes that are equal today are still two sizes.
         self.shape_env = ShapeEnv(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
+        self.relations = self.shape_env.guards = Relations(where)
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
@@ -203,7 +221,7 @@ class FakeWorld:
             for leaf in tree_leaves((args, kwargs))
         )
         backward = function is torch.autograd.grad and bool(self.shape_env.var_to_range)  # of operators with symbols
-        if not backward and not (symbols and getattr(function, "__name__", "") in CONCRETE_IN_C):
+        if not backward and not symbols:
             with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
         with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
@@ -237,9 +255,10 @@ class FakeWorld:
         torch._check(number < count)
         return number
 
-    def guards(self) -> list[sympy.Expr]:
-        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
-        return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]
+    def guards(self) -> list[tuple[sympy.Expr, Any]]:
+        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols, each with its place."""
+        known = zip(self.relations, self.relations.places, strict=True)
+        return [(g.expr, place) for g, place in known if not free_unbacked_symbols(g.expr)]
 
     def bounds(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
         """The range that the symbol was assumed to lie in (from 2 for a size that is neither 0 nor 1)."""
@@ -249,6 +268,10 @@ class FakeWorld:
         return (int(known.lower) if known.lower.is_Integer else None), (
             int(known.upper) if known.upper.is_Integer else None
         )
+
+    def let_go(self) -> None:
+        """Of the trace, which is over."""
+        self.relations.where = nowhere
 
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
@@ -277,6 +300,37 @@ def lacks_fake(error: Exception) -> bool:
     without_data = "There was no fake impl registered", "The tensor has a non-zero number of elements, but its data is"
     concrete = "() on tensor with symbolic sizes/strides" in str(error)  # "Cannot call numel() on …", of a form in C
     return isinstance(error, UnsupportedOperatorException) or concrete or str(error).startswith(without_data)
+
+
+def fails_on_numbers(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that has failed on sizes and numbers that vary fails on today's, too: then it is the
+    program's error. Torch has operators whose forms for fakes take no symbols, each with words of its own."""
+    leaves, tree = tree_flatten((args, kwargs))
+    varying = [leaf for leaf in leaves if is_symbolic(leaf) or isinstance(leaf, FakeTensor)]
+    if not any(is_symbolic(leaf) or leaf._has_symbolic_sizes_strides for leaf in varying):
+        return True
+    if any(depends_on_values(leaf) for leaf in varying):  # nobody knows today's
+        return True
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = tree_unflatten([of_today(leaf, mode) for leaf in leaves], tree)
+    try:
+        with ON_FAKES, mode:
+            function(*args, **kwargs)
+    except Exception:
+        return True
+    return False
+
+
+def of_today(value: Any, mode: FakeTensorMode) -> Any:
+    """What an operator is tried on: the value with the sizes, or the number, that it has in this call."""
+    if is_symbolic(value):
+        return value.node.hint
+    if not isinstance(value, FakeTensor):
+        return value
+    sizes, strides = ([getattr(n, "node", n) for n in numbers] for numbers in (value.shape, value.stride()))
+    today = [[getattr(n, "hint", n) for n in numbers] for numbers in (sizes, strides)]
+    meta = torch.empty_strided(*today, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
+    return FakeTensor(mode, meta, value.device)
 
 
 def forget_fakes() -> None:

@@ -124,4 +124,6 @@ IMPORT = {"__import__": __import__}  # where a relation warns (torch.jit.trace a
 
 def compiled(text: str, names: Sequence[str]) -> Callable[..., Any]:
     """The function of these names that a text of ``expression_text`` gives."""
-    return eval(f"lambda {', '.join(names)}: {text}", {"math": math, "__builtins__": CALLED | IMPORT})
+    function = eval(f"lambda {', '.join(names)}: {text}", {"math": math, "__builtins__": CALLED | IMPORT})
+    function.text = text
+    return function

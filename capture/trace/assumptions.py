@@ -12,6 +12,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.lowering import OWN
 
+from ..guards.sources import OpenPlaces
 from ..options import Options
 from ..regions.conditional_lists import Lists
 from ..tensors.bounds import Bounds
@@ -37,6 +38,9 @@ class Assumptions:
     symbolic_strings: names of places that hold another text each call. inspected_strings: those where the step looks
     into the text.
     varying: places whose value decides and is another one in each call: what was met there, in words, and a hint.
+    logs: lists to which a capture was seen to append: their lengths and last items are no constants.
+    apart: kinds of places that hold one tensor in some calls and two in others, each an input of its own for that.
+    together: those of them where the step can tell (``Aliases``).
     below: the same, of functions that will be captured below, by the names that the places have there.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     outside: why they may not, and what to do about it.
@@ -64,6 +68,9 @@ class Assumptions:
     symbolic_strings: set[str] = field(default_factory=set)
     inspected_strings: set[str] = field(default_factory=set)
     varying: dict[str, tuple[str, str]] = field(default_factory=dict)
+    logs: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
+    together: set[str] = field(default_factory=set)
     below: dict[types.CodeType, dict[str, tuple[str, str]]] = field(default_factory=dict)
     whole_step: bool = True
     outside: tuple[str, str] = FOREIGN
@@ -117,17 +124,23 @@ class Assumptions:
         continuations of a frame that a loop goes on in, iteration by iteration."""
         self.symbolic_places, self.dynamic_dims = other.symbolic_places, other.dynamic_dims
         self.symbolic_strings, self.inspected_strings = other.symbolic_strings, other.inspected_strings
-        self.varying = other.varying
+        self.varying, self.apart, self.together = other.varying, other.apart, other.together
+        self.logs = other.logs
 
     def learn_from(self, above: Assumptions, code: types.CodeType) -> None:
         """What is known of places that vary, and of branches on data, in the function that calls this one, or that this
-        continues."""
+        continues. (A place has one name on both sides: see ``continuations.cell_places``.)"""
         self.varying |= above.varying | above.below.get(code, {})
+        self.symbolic_places |= above.symbolic_places
+        self.counters |= above.counters
+        self.apart |= above.apart
+        self.logs |= above.logs
+        self.together |= above.together
         self.below, self.unpredictable = above.below, above.unpredictable
 
-    def open_places(self) -> frozenset[str]:
+    def open_places(self) -> OpenPlaces:
         """Places of numbers and texts that are no constants."""
-        return frozenset(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
+        return OpenPlaces(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
 
     def open_strings(self) -> set[str]:
         """Places of texts that are inputs of the graph."""
@@ -137,6 +150,8 @@ class Assumptions:
         """What earlier calls have taught of places, sizes and branches."""
         for known in (self.symbolic_places, self.symbolic_strings, self.inspected_strings, self.unpredictable):
             known.clear()
+        for kinds in (self.apart, self.together, self.logs):
+            kinds.clear()
         for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
             told.clear()
 

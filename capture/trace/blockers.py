@@ -41,14 +41,21 @@ def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
     return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
 
 
-def name_blockers(regions: Iterable[ExpertRegion], known: Mapping[Loop, Stop]) -> None:
+def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop]) -> None:
     """Give each region that is refused for what stands between its iterations the loop's own place, and the line that
-    blocks it. A proof that failed in the iterations says by itself where."""
+    blocks it. A proof that failed in the iterations says by itself where, and stands for the loop alone."""
+    inside: dict[Loop, list[ExpertRegion]] = {}
     for region in regions:
-        if region.lowered or not (region.refusal or "").startswith(DIFFERENT):
+        around = [loop for loop in known if region.file == loop[0].co_filename and region.line in lines_of(loop)]
+        if around and not region.lowered:
+            inside.setdefault(min(around, key=lambda loop: len(lines_of(loop))), []).append(region)
+    for loop, found in inside.items():
+        unsaid = [region for region in found if (region.refusal or "").startswith(DIFFERENT)]
+        if len(unsaid) < len(found):
+            regions[:] = [region for region in regions if not any(region is one for one in unsaid)]
             continue
-        for loop, stopped in known.items():
-            if region.file == loop[0].co_filename and region.line in lines_of(loop):
-                region.line = lines_of(loop).start
-                where, region.blocker = f"{stopped.file}:{stopped.line}", stopped.stack[-1] if stopped.stack else None
-                region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"
+        stopped = known[loop]
+        for region in unsaid:
+            region.line = lines_of(loop).start
+            where, region.blocker = f"{stopped.file}:{stopped.line}", stopped.stack[-1] if stopped.stack else None
+            region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"

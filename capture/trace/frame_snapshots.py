@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebius.interpreter import NULL, UNSET, Frame, is_kind
+from moebius.interpreter import ITERATOR_PLACES, NULL, UNSET, Frame, is_kind
 
 from ..bytecode.hidden_frames import hidden
 from ..bytecode.liveness import read_later
@@ -69,9 +69,9 @@ def advances(outer: FrameSnapshot, inner: Frame) -> bool:
     if generator is None or not stack:
         return False
     if name == "FOR_ITER":
-        return stack[-1] is generator
+        return stack[-ITERATOR_PLACES] is generator
     if name == "SEND":  # (a generator that has not begun takes nothing but None)
-        return stack[-2] is generator and stack[-1] is None
+        return stack[-1 - ITERATOR_PLACES] is generator and stack[-1] is None
     position = outer.callee_position()
     if position is None or stack[position] is not next:
         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moebius.interpreter import NULL, Frame, is_kind
+from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
 from moebius.lowering.step.arrays import asks_plain_python
 
 from ..bytecode.liveness import accesses
@@ -118,7 +118,7 @@ def asks_alone(place: FrameSnapshot) -> bool:
     if name in ("GET_ITER", "UNPACK_SEQUENCE"):
         return is_a(stack[-1], Array)
     if name == "FOR_ITER":
-        return is_a(stack[-1], ArrayRows)
+        return is_a(stack[-ITERATOR_PLACES], ArrayRows)
     if name.startswith("BINARY_SUBSCR"):
         return is_a(stack[-2], Array)
     numbers = (Number, *ATOMS)

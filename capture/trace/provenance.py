@@ -9,15 +9,16 @@ from typing import Any
 
 from moebius.interpreter import UNSET, Frame, is_kind
 
-from ..bytecode.counting import marks_of
+from ..bytecode.counting import goes_on
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
+from ..bytecode.user_code import is_ours
+from ..guards.sources import as_written
 from ..heap.objects import Objects
 from ..tensors.graphs import GraphWriter, Where
 from ..values.numbers import Number
 from ..values.values import SYMBOLIC, TensorProxy
 
 MOST = 4  # variables of one expression
-ROOT = re.compile(r"\b([LG])\['(\w+)'\]")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
 
 
@@ -26,6 +27,11 @@ def place_of(frame: Frame, index: int) -> Place:
     instruction, code = frame.program.instructions[index], frame.code
     place = code.co_filename, instruction.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, instruction.offset)
+
+
+def without_ours(stack: tuple[Where, ...]) -> tuple[Where, ...]:
+    """A stack for a report: what stands in for a function of a library's is no frame of the program."""
+    return tuple(place for place in stack if not is_ours(place[0])) or stack
 
 
 def shown_at(
@@ -66,6 +72,6 @@ def by_source(name: str, source: str, code: types.CodeType) -> str:
     if OURS.search(source):
         return ""
     if source == f"L[{name!r}]":
-        return "as the last graph break left it" if marks_of(code) else f"an argument of {code.co_name}"
-    path = ROOT.sub(lambda found: found.group(2), source)
-    return f"the global {path}" if source.startswith("G[") else f"read from {path}"
+        return "as the last graph break left it" if goes_on(code) else f"an argument of {code.co_name}"
+    path = as_written(source)
+    return f"the global {path}" if source.startswith("G(") else f"read from {path}"

@@ -2,8 +2,7 @@
 
 A trace ends with the frame's return, or with a graph break at one instruction of the frame. A break that is noticed
 deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start
-and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
-of the user's; a trace that is given up leaves nothing behind.
+and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import refuse_lost_handler
 from .native_pieces import why_whole
-from .provenance import place_of, shown_at
+from .provenance import place_of, shown_at, users_place, without_ours
 from .recorder import Recorder, Recordings
 from .speculation import Speculation
 
@@ -94,15 +93,15 @@ class Trace:
     ) -> None:
         self.request, self.assumptions = request, assumptions
         self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
-        self.world = torch_fakes.FakeWorld(assumptions.runs_here)
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
-        self.tensors.recomputes, self.tensors.branches = assumptions.recomputes, assumptions.branches
+        self.tensors.assume(assumptions)
         self.objects = Objects(
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
-        self.objects.varying, self.objects.tell = assumptions.varying, self.tell_below
+        self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below)
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
         gradients = self.gradients = self.tensors.log_to(self.objects.heap, assumptions.outside)
@@ -165,10 +164,10 @@ class Trace:
             if part is not None:
                 vars(part).clear()
         self.guards.let_go()
+        self.world.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), DeferredState([])
-        self.frame = self.result = self.recorder = None
-        self.stopped = []
+        self.frame, self.result, self.recorder, self.stopped = None, None, None, []
 
     # ------------------------------------------------------------------------------------------------------------------
     # Where the user's program is
@@ -316,9 +315,8 @@ class Trace:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
         file, line = self.line()
         name = self.request.function.__code__.co_qualname
-        place = ((file, line, name),)
-        self.clean = True
-        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
+        self.clean, stack = True, ((file, line, name),)
+        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", stack)
 
     def broke(self, stop: Break, error: BaseException | None = None) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction.
@@ -336,8 +334,7 @@ class Trace:
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1
-        self.in_branches = domain.loops.open_branches()
-        self.in_hits = domain.loops.open_hits()
+        self.in_branches, self.in_hits = domain.loops.open_branches(), domain.loops.open_hits()
         outermost = next(iter(domain.loops.open), None)
         if outermost is not None and outermost.frame is frame:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
@@ -348,9 +345,8 @@ class Trace:
             if outermost is None or outermost.frame is not frame or step < outermost.root_step:
                 self.root_step = step
             self.clean = False
-        frame.stack[:] = domain.root_stack
-        frame.pc = domain.root_pc
-        file, line, function = stack[-1] if stack else ("", 0, "")
+        frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
+        file, line, function = users_place(stack) or ("", 0, "")
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
             stop.reason,
@@ -360,7 +356,7 @@ class Trace:
             line,
             function,
             f"{instruction.opname} {instruction.argval!r:.60}",
-            stack,
+            without_ours(stack),
             excerpt=expression,
             origins=came_from,
         )
@@ -393,15 +389,16 @@ class Trace:
 
     def went_on_from(self, before: Trace) -> bool:
         """Whether this attempt left behind the graph break that stopped the one before."""
-        if self.graph_break is None:
-            return True
-        return self.graph_break.reason != "exception" and self.domain.instructions > before.domain.instructions
+        new, old = self.domain, before.domain
+        # (both sides of a branch that is a node are more instructions than the one that is taken, and get no further)
+        further = new.instructions > old.instructions or self.root_step > before.root_step and new.root_pc > old.root_pc
+        return self.graph_break is None or (self.graph_break.reason != "exception" and further)
 
     def enter_frame(self) -> Frame:
         """The root frame with its arguments entered under guards."""
-        request = self.request
-        function = request.function
-        sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
+        request, function = self.request, self.request.function
+        called = [name if " " in name else f"L[{name!r}]" for name in request.names]
+        sources: list[Source] = [Arg(name, i) for i, name in enumerate(called)]
         every = [*request.args, *request.kwargs.values()]
         cells = tuple(every[: request.n_cells])
         for cell, source in zip(cells, sources, strict=False):  # a new cell each call: its contents count
@@ -438,12 +435,12 @@ class Trace:
         if small:
             self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
-            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
+            small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
-        # (where a graph has failed, the trace goes the way that was captured: with another value; sizes have 64 bits)
+        # (where a graph has failed, the trace goes the way that was captured; sizes have 64 bits)
         if type(value) is not int or small or value.bit_length() > 63:
             if type(value) is not int and self.objects.varies(value, source):
                 return self.objects.as_varying(value, source)
@@ -485,6 +482,8 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
         attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless
     ):
         pass
+    elif mistaken := attempt.tensors.mistaken():
+        assumptions.together |= mistaken
     elif gradients.needs_history and not assumptions.each_module:
         assumptions.each_module = True
     elif not (gradients.changed <= assumptions.natively and gradients.unseen() <= assumptions.strict):
@@ -513,6 +512,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
             break
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
+    assumptions.logs |= attempt.objects.appended()
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)

@@ -6,11 +6,17 @@ compute for thousands of operations before it branches.
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIES
+
+from ..guards.recorder import shown
+from ..guards.sources import with_values
 
 if TYPE_CHECKING:
     from ..guards.sources import Source
@@ -77,8 +83,57 @@ def computed(order: list[AtSource | Formula], values: dict[Source, Any]) -> Any:
     return known[order[-1]]
 
 
+INFIX = {function: op for op, function in OPERATIONS.items() if op[-1] != "="}
+INFIX |= {function: op for op, function in COMPARISONS.items()}
+PREFIX = {function: op for op, (function, _) in UNARIES.items()} | {operator.not_: "not "}
+LONGEST = 120  # of what a report shows
+
+
+def in_words(order: list[AtSource | Formula]) -> str:
+    """The last formula of ``order`` as Python writes it, with the names of the places: ``L['it'] % 4 == 0``."""
+    known: dict[Any, tuple[str, bool]] = {}  # and whether it binds less than an operand does
+
+    def given(operand: Any, closed: bool = True) -> str:
+        if is_kind(operand, AtSource | Formula):
+            text, is_open = known[operand]
+            return f"({text})" if closed and is_open else text
+        if type(operand) in (list, tuple):
+            items = ", ".join(given(item, False) for item in operand)
+            return f"[{items}]" if type(operand) is list else f"({items}{',' * (len(operand) == 1)})"
+        return shown(operand)
+
+    for one in order:
+        if is_kind(one, AtSource):
+            known[one] = one.source.name, False
+            continue
+        function, operands = one.function, one.operands
+        if function in INFIX and len(operands) == 2:
+            found = f" {INFIX[function]} ".join(map(given, operands)), True
+        elif function in PREFIX:
+            found = PREFIX[function] + given(operands[0]), True
+        elif function is bool:
+            found = known.get(operands[0], (given(operands[0]), False))
+        elif function is operator.getitem:
+            found = f"{given(operands[0])}[{given(operands[1], False)}]", False
+        elif (text := getattr(function, "text", None)) is not None:  # of sizes, with n0, n1, … for the operands
+            found = filled(text, [*map(given, operands)]), True
+        else:
+            named = [f"{name}={given(value, False)}" for name, value in one.named.items()]
+            called = getattr(function, "__qualname__", type(function).__name__)
+            found = f"{called}({', '.join([*(given(operand, False) for operand in operands), *named])})", False
+        known[one] = (found[0] if len(found[0]) <= LONGEST else f"{found[0][: LONGEST - 1]}…"), found[1]
+    return known[order[-1]][0]
+
+
+def filled(text: str, operands: list[str]) -> str:
+    """A text with the operands for n0, n1, …."""
+    return re.sub(r"\bn(\d+)\b", lambda found: operands[int(found[1])], text)
+
+
 class Guard:
-    """A guard: what a formula gives for what is found at ``sources`` is as it was."""
+    """A guard: what a formula gives for what is found at ``sources`` is as it was. was: what, in words."""
+
+    was: str
 
     def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...]):
         self.evaluate, self.sources, self.order = evaluate, sources, in_order(evaluate)
@@ -86,13 +141,27 @@ class Guard:
     def now(self, values: tuple) -> Any:
         return computed(self.order, dict(zip(self.sources, values, strict=True)))
 
+    def __str__(self) -> str:
+        text = in_words(self.order)
+        return text if self.was == "True" else f"{text} is {self.was}"
+
+    def differs(self, values: tuple) -> tuple[str, str, str]:
+        """Of a call for which it does not hold: what it is about, what that was, and what it is."""
+        try:
+            now = shown(self.now(values))
+        except Exception as error:
+            now = f"a {type(error).__name__}"
+        if is_kind(self.evaluate, Formula):
+            now += with_values(self.sources, values)
+        return in_words(self.order), self.was, now
+
 
 class Unchanged(Guard):
     """The same value of the same type."""
 
     def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any):
         super().__init__(evaluate, sources)
-        self.expected = expected
+        self.expected, self.was = expected, shown(expected)
 
     def __call__(self, *values: Any) -> bool:
         try:
@@ -106,7 +175,7 @@ class OfType(Guard):
 
     def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], kind: type):
         super().__init__(evaluate, sources)
-        self.kind = kind
+        self.kind, self.was = kind, f"a {kind.__name__}"
 
     def __call__(self, *values: Any) -> bool:
         try:
@@ -120,7 +189,7 @@ class Raises(Guard):
 
     def __init__(self, evaluate: Formula, sources: tuple[Source, ...], error: Exception):
         super().__init__(evaluate, sources)
-        self.kind, self.words = type(error), str(error)
+        self.kind, self.words, self.was = type(error), str(error), f"a {type(error).__name__}"
 
     def __call__(self, *values: Any) -> bool:
         try:

@@ -132,7 +132,9 @@ class TensorProxy:
     natively on our behalf (``sum``, ``functools.reduce``) may add or index proxies.
     """
 
-    __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "required", "source")
+    __slots__ = (
+        "__weakref__", "attributes", "cls", "fake", "is_asked", "node", "operations", "real", "required", "source",
+    )  # fmt: skip
 
     def __init__(self, operations: Operations, fake: torch.Tensor, node: fx.Node):
         self.operations, self.fake, self.node = operations, fake, node
@@ -141,6 +143,7 @@ class TensorProxy:
         self.required = False  # whether an input required gradients when the step began
         self.real: torch.Tensor | None = None
         self.attributes: dict[str, Any] = {}
+        self.is_asked = False  # whether anybody has asked which tensor it is: by ``is``, ``==`` in C, a dict or a set
 
     def describe(self) -> str:
         """``float32[4, 8]``."""
@@ -148,7 +151,14 @@ class TensorProxy:
         return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
 
     __bool__ = __float__ = __complex__ = __len__ = __iter__ = refuse_number
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        self.is_asked = True
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        self.is_asked = True
+        return self is other
 
     def __index__(self) -> int:
         known = number_of(self.node)

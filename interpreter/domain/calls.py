@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -15,11 +16,13 @@ from types import (
 from typing import Any
 
 from ..natives import call_outside, watch_finalizer
-from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
+from ..tables.texts import STAR_IN_CALL
+from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name, wrong_type
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
 })  # fmt: skip
+TUPLES_ASK_FOR_LENGTH = sys.version_info < (3, 14)  # PySequence_Tuple
 TYPE_CALL = type.__dict__["__call__"]
 
 
@@ -60,7 +63,7 @@ class Calls(Core):
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
         if type(args) is not tuple:
             self.require_iterable(callee, args)
-            args = self.drain(args)
+            args = self.drain(args, TUPLES_ASK_FOR_LENGTH)
         if type(kwargs) is not dict:
             merged: dict[Any, Any] = {}
             self.dict_merge(merged, kwargs, callee)
@@ -76,10 +79,9 @@ class Calls(Core):
 
     def require_iterable(self, callee: Any, args: Any) -> None:
         """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
-        tp = type(args)
+        tp = self.class_of(args)
         if lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is MISSING:
-            text = self.function_text(callee)
-            raise TypeError(f"{text} argument after * must be an iterable, not {type_name(tp)}")
+            raise wrong_type(STAR_IN_CALL, args, function=lambda: self.function_text(callee), kind=tp)
 
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Bind the arguments, run the frame; a generator function gives its generator.

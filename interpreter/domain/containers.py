@@ -9,8 +9,21 @@ from weakref import CallableProxyType, ProxyType
 
 from ..natives import merge_keywords
 from ..sentinels import STOP
-from ..tables.texts import COUNTS_TOO_MANY
-from .core import MISSING, PLAIN, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
+from ..tables import texts
+from .core import (
+    MISSING,
+    PLAIN,
+    Core,
+    full_name,
+    is_a,
+    is_class,
+    is_heap,
+    is_subtype,
+    lookup,
+    special,
+    type_name,
+    wrong_type,
+)
 
 BARE_KEY_ERRORS = sys.version_info < (3, 12)
 PLAIN_TEXT = PLAIN - {int}  # from 3.12 on C code calls Lib/_pylong.py for long ones
@@ -68,7 +81,7 @@ class Containers(Core):
         if raw is not None:
             iterator = self.call_special(raw, value, [])
             if lookup(type(iterator), "__next__") is MISSING:
-                raise TypeError(f"iter() returned non-iterator of type '{type_name(type(iterator))}'")
+                raise wrong_type(texts.NOT_AN_ITERATOR, iterator, value)
             return iterator
         if not self.interprets_callbacks and by_items(tp):
             return iterate_items(self, value)
@@ -90,9 +103,9 @@ class Containers(Core):
         return self.native(next, iterator, STOP)
 
     def unpack(self, value: Any, count: int) -> list[Any]:
-        tp = type(value)
-        if (tp is tuple or tp is list) and len(value) == count:
+        if type(value) in (tuple, list) and len(value) == count:
             return list(value)
+        tp = self.class_of(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)
@@ -103,14 +116,14 @@ class Containers(Core):
                 raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
             items.append(item)
         if self.next_item(iterator) is not STOP:
-            known = COUNTS_TOO_MANY and tp in (list, tuple, dict) and len(value) > count
+            known = texts.COUNTS_TOO_MANY and tp in (list, tuple, dict) and len(value) > count
             got = f", got {len(value)}" if known else ""
             raise ValueError(f"too many values to unpack (expected {count}{got})")
         return items
 
     def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
         """`before` items, one list, `after` items."""
-        tp = type(value)
+        tp = self.class_of(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)
@@ -130,8 +143,8 @@ class Containers(Core):
         middle = len(items) - after
         return [*items[:before], items[before:middle], *items[middle:]]
 
-    def drain(self, value: Any) -> list[Any]:
-        """All items of an iterable, its Python methods interpreted."""
+    def drain(self, value: Any, hinted: bool = True) -> list[Any]:
+        """All items of an iterable, its Python methods interpreted; `hinted`: C asks for its length first."""
         tp = type(value)
         if tp in EXACT:
             return list(value)
@@ -140,7 +153,8 @@ class Containers(Core):
             self.native(items.extend, value)
             return items
         iterator = self.get_iter(value)
-        self.length_hint(value)
+        if hinted:
+            self.length_hint(value)
         if special(type(iterator), "__next__") is None:
             self.native(items.extend, iterator)
             return items
@@ -170,9 +184,9 @@ class Containers(Core):
         if hint is NotImplemented:
             return
         if not is_a(hint, int):
-            raise TypeError(f"__length_hint__ must be an integer, not {type_name(type(hint))}")
+            raise wrong_type(texts.NOT_A_HINT, hint, value)
         if hint < 0:
-            raise ValueError("__length_hint__() should return >= 0")
+            raise ValueError(texts.NEGATIVE_HINT.format(owner=full_name(tp)))
 
     def build_list(self, items: list[Any]) -> Any:
         return items
@@ -294,7 +308,7 @@ class Containers(Core):
             return
         keys = self.keys_of(other)
         if keys is MISSING:
-            raise TypeError(f"'{type_name(type(other))}' object is not a mapping")
+            raise wrong_type(texts.NOT_A_MAPPING, other)
         for key, value in self.mapping_items(other, keys):
             self.map_add(target, key, value)
 
@@ -303,9 +317,9 @@ class Containers(Core):
         entries = by_entries(other)
         keys = MISSING if entries else self.keys_of(other)
         if keys is MISSING and not entries:
-            raise TypeError(
-                f"{self.function_text(function)} argument after ** must be a mapping, not {type_name(type(other))}"
-            )
+            if texts.ASKS_TWICE:
+                self.keys_of(other)
+            raise wrong_type(texts.STARS_IN_CALL, other, function=lambda: self.function_text(function))
         if not entries:
             self.merge_unique(target, self.mapping_items(other, keys), function)
         elif all(type(key) is str for key in dict.keys(other)):
@@ -363,7 +377,14 @@ class Containers(Core):
 
     def mapping_items(self, other: Any, keys: Any) -> Iterable[tuple[Any, Any]]:
         """dict.update's protocol: keys(), then an item at a time."""
-        iterator = self.get_iter(self.call(keys, [], {}))
+        found = self.call(keys, [], {})
+        try:
+            iterator = self.get_iter(found)
+        except TypeError as error:
+            self.machine.swallow(error)
+            iterator = None
+        if iterator is None:
+            raise wrong_type(texts.NOT_KEYS, found, other)
         while (key := self.next_item(iterator)) is not STOP:
             yield key, self.get_item(other, key)
 

@@ -41,7 +41,19 @@ full_name: Callable[[type], str] = reentry.full_name  # as newer messages have i
 is_heap: Callable[[type], bool] = reentry.is_heap  # only such a type can hold Python code
 is_a = reentry.is_a  # isinstance() by real types
 is_subtype: Callable[[type, type], bool] = reentry.is_subtype
+is_mapping: Callable[[Any], bool] = reentry.is_mapping
 is_class: Callable[[Any], bool] = reentry.is_class  # isinstance() would ask the object for its __class__
+
+
+def wrong_type(
+    text: str, got: Any, owner: Any = None, function: Callable[[], str] | None = None, kind: type | None = None
+) -> TypeError:
+    """The error of a text in tables/texts.py: what `owner`'s method gave, or `function` gets, is of the wrong type.
+    kind: the class of `got` as the program sees it."""
+    tp = kind or type(got)
+    shown = function() if function is not None and "{function}" in text else ""  # that may run code
+    names = {"owner": full_name(type(owner)), "owner_type": type_name(type(owner)), "got": full_name(tp)}
+    return TypeError(text.format(**names, type=type_name(tp), function=shown))
 
 
 class Core:
@@ -88,7 +100,11 @@ class Core:
     def length(self, value: Any) -> int:
         raise NotImplementedError
 
-    def drain(self, value: Any) -> list[Any]:
+    def class_of(self, value: Any) -> type:
+        """The value's class as the program sees it: a domain may have stand-ins for values."""
+        return type(value)
+
+    def drain(self, value: Any, hinted: bool = True) -> list[Any]:
         raise NotImplementedError
 
     def function_text(self, function: Any) -> str:
@@ -138,8 +154,3 @@ class Core:
         if native is MISSING:
             return raw
         return self.native(native, raw, obj, owner)
-
-
-def is_mapping(value: Any) -> bool:
-    """PyMapping_Check."""
-    return lookup(type(value), "__getitem__") is not MISSING

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..errors import UNROUTED
 from ..shells import Wrapped, make_shell
-from ..tables.texts import NOT_AWAITABLE
-from .core import MISSING, Core, is_a, lookup, special, type_name
+from ..tables.texts import AWAIT_A_COROUTINE, AWAIT_NOT_AN_ITERATOR, NOT_AWAITABLE
+from .core import MISSING, Core, is_a, lookup, special, type_name, wrong_type
 
 CO_ITERABLE_COROUTINE = 0x100
 CO_COROUTINE = 0x80
@@ -78,13 +78,13 @@ class Generators(Core):
                 raise TypeError(
                     f"'async with' received an object from {name} that does not implement __await__: {type_name(tp)}"
                 )
-            raise TypeError(NOT_AWAITABLE.format(type_name(tp)))
+            raise wrong_type(NOT_AWAITABLE, value)
         iterator = self.call(self.bind_descriptor(raw, value, tp), [], {})
         kind = type(iterator)
         if kind is CoroutineType or (kind is GeneratorType and iterator.gi_code.co_flags & CO_ITERABLE_COROUTINE):
-            raise TypeError("__await__() returned a coroutine")
+            raise wrong_type(AWAIT_A_COROUTINE, iterator, value)
         if lookup(kind, "__next__") is MISSING:
-            raise TypeError(f"__await__() returned non-iterator of type '{type_name(kind)}'")
+            raise wrong_type(AWAIT_NOT_AN_ITERATOR, iterator, value)
         return iterator
 
     def get_aiter(self, value: Any) -> Any:

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import operator
-import sys
 from typing import Any
 
 from ..sentinels import UNSET
+from ..tables.texts import NOT_A_CLASS_PATTERN
 from .core import Core, flags_of, is_class, type_name
 
-CLASS_WORD = "class" if sys.version_info >= (3, 12) else "type"
 TPFLAGS_SEQUENCE, TPFLAGS_MAPPING, TPFLAGS_MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
 
 
@@ -16,10 +15,10 @@ class Matching(Core):
     """What case patterns ask of their subject."""
 
     def match_mapping(self, subject: Any) -> bool:
-        return bool(flags_of(type(subject)) & TPFLAGS_MAPPING)
+        return bool(flags_of(self.class_of(subject)) & TPFLAGS_MAPPING)
 
     def match_sequence(self, subject: Any) -> bool:
-        return bool(flags_of(type(subject)) & TPFLAGS_SEQUENCE)
+        return bool(flags_of(self.class_of(subject)) & TPFLAGS_SEQUENCE)
 
     def match_keys(self, subject: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The values for all of `keys`, or None."""
@@ -44,7 +43,7 @@ class Matching(Core):
     def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
         """The attributes that the sub-patterns match, or None."""
         if not is_class(cls):
-            raise TypeError(f"called match pattern must be a {CLASS_WORD}")
+            raise TypeError(NOT_A_CLASS_PATTERN)
         if not self.is_instance(subject, cls):
             return None
         found: list[Any] = []

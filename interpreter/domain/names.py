@@ -5,6 +5,7 @@ import sys
 from types import CellType, ModuleType
 from typing import Any
 
+from ..lazy_imports import LAZY, import_from_lazy, import_name_lazily, is_lazy, resolve_binding
 from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
 from .core import Core, is_a, type_name
@@ -25,7 +26,7 @@ class Names(Core):
             value = self.look_up(frame.builtins, name)
             if value is UNSET:
                 raise NameError(f"name '{name}' is not defined", name=name)
-        return value
+        return value if type(value) is not LAZY else self.native(resolve_binding, frame.globals, name, value)
 
     def look_up(self, mapping: Any, name: str) -> Any:
         """mapping[name], or UNSET where that raises KeyError."""
@@ -55,6 +56,8 @@ class Names(Core):
 
     def load_from_mapping(self, frame: Any, mapping: Any, name: str) -> Any:
         value = self.look_up(mapping, name)
+        if type(value) is LAZY:
+            return self.native(resolve_binding, mapping, name, value)
         return self.load_global(frame, name) if value is UNSET else value
 
     def store_name(self, frame: Any, name: str, value: Any) -> None:
@@ -112,6 +115,12 @@ class Names(Core):
             return self.import_module(name, frame.globals, names, fromlist, level)
         return self.call(function, [name, frame.globals, names, fromlist, level], {})
 
+    def import_lazily(self, frame: Any, name: str, fromlist: Any, level: int, asked: bool) -> Any:
+        """The same of a statement that may be lazy; `asked`: it says so. Where it is, a placeholder."""
+        if not self.native(is_lazy, frame.globals, name, level, asked):
+            return self.import_name(frame, name, fromlist, level)
+        return self.native(import_name_lazily, name, frame.globals, frame.names, fromlist, level)
+
     def import_module(self, name: str, globals_: Any, locals_: Any, fromlist: Any, level: int) -> Any:
         """builtins.__import__: natively where every module is there already, else importlib's Python, interpreted."""
         if level == 0 and type(name) is str:
@@ -146,6 +155,12 @@ class Names(Core):
         if sys.version_info >= (3, 12):
             wrong.name_from = name
         raise wrong
+
+    def import_from_lazy(self, frame: Any, module: Any, name: str) -> Any:
+        """The same where `module` may be a lazy import's placeholder."""
+        if type(module) is LAZY:
+            return self.native(import_from_lazy, module, name, frame.globals)
+        return self.import_from(module, name)
 
     def import_star(self, frame: Any, module: Any) -> None:
         public = self.get_attr_or(module, "__all__", None)

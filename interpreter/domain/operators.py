@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import UNROUTED
 from ..natives import is_sequence_slot
 from ..sentinels import STOP
-from ..tables.texts import NOT_A_CONTAINER
-from .core import MISSING, PLAIN, Core, is_a, is_heap, is_subtype, lookup, special, type_name
+from ..tables.texts import NOT_A_BOOL, NOT_A_CONTAINER
+from .core import MISSING, PLAIN, Core, is_a, is_heap, is_subtype, lookup, special, type_name, wrong_type
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
@@ -215,7 +215,7 @@ class Operators(Core):
         if raw is not None:
             result = self.call_special(raw, value, [])
             if type(result) is not bool:
-                raise TypeError(f"__bool__ should return bool, returned {type_name(type(result))}")
+                raise wrong_type(NOT_A_BOOL, result, value)
             return result
         if lookup(tp, "__bool__") is MISSING and special(tp, "__len__") is not None:
             return self.length(value) != 0
@@ -251,7 +251,7 @@ class Operators(Core):
             return self.get_iter(container)
         except TypeError as error:
             self.machine.swallow(error)
-        raise TypeError(NOT_A_CONTAINER.format(type_name(type(container))))
+        raise wrong_type(NOT_A_CONTAINER, container)
 
     def search(self, iterator: Any, item: Any) -> bool:
         while (value := self.next_item(iterator)) is not STOP:

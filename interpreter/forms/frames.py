@@ -6,12 +6,13 @@ import sys
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
-from ..domain.core import is_a, is_class, is_mapping, type_name
+from ..domain.core import is_a, is_class, is_mapping, type_name, wrong_type
 from ..errors import InterpreterError
 from ..natives import call_outside
 from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
 from ..shells import native_frame
+from ..tables.texts import GLOBALS, NOT_GLOBALS
 from .registry import form, method_form
 
 
@@ -132,9 +133,9 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs:
             locals_given = frame.namespace()
     elif not is_a(globals_given, dict):
         if what == "exec":
-            raise TypeError(f"exec() globals must be a dict, not {type_name(type(globals_given))}")
+            raise wrong_type(NOT_GLOBALS, globals_given)
         known = is_mapping(globals_given)
-        raise TypeError(f"globals must be a {'real dict; try eval(code, {}, mapping)' if known else 'dict'}")
+        raise TypeError(f"globals must be a {f'real {GLOBALS}; try eval(expr, {{}}, mapping)' if known else GLOBALS}")
     if locals_given is None:
         locals_given = globals_given
     elif not is_mapping(locals_given):
@@ -146,7 +147,7 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs:
 
 @form(builtins.exec)
 def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not 1 <= len(args) <= 3:
+    if not 1 <= len(args) <= 3 or has_frozen_globals(args, kwargs):
         return domain.native(exec, *args, **kwargs)  # raises
     source, globals_given, locals_given = (*args, None, None)[:3]
     closure = kwargs.get("closure")
@@ -160,6 +161,12 @@ def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         code = compile_source(domain, source, "exec")
     domain.machine.run_code(code, globals_given, locals_given, closure or ())
     return None
+
+
+def has_frozen_globals(args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether they are a frozendict (3.15), which no frame of the machine's stores into."""
+    kind = getattr(builtins, "frozendict", None)
+    return kind is not None and is_a(kwargs.get("globals", args[1] if len(args) > 1 else None), kind)
 
 
 def check_closure(code: CodeType, closure: Any) -> None:
@@ -176,7 +183,7 @@ def check_closure(code: CodeType, closure: Any) -> None:
 
 @form(builtins.eval)
 def eval_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not 1 <= len(args) <= 3:
+    if not 1 <= len(args) <= 3 or has_frozen_globals(args, kwargs):
         return domain.native(eval, *args, **kwargs)  # raises
     source, globals_given, locals_given = (*args, None, None)[:3]
     globals_given, locals_given = scope(domain, "eval", globals_given, locals_given, kwargs)

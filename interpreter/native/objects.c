@@ -234,6 +234,13 @@ link_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyObject *
+is_mapping(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return PyBool_FromLong(PyMapping_Check(object));
+}
+
+static PyObject *
 merge_keywords(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
@@ -241,7 +248,7 @@ merge_keywords(PyObject *module, PyObject *const *args, Py_ssize_t n)
         PyErr_SetString(PyExc_TypeError, "merge_keywords(dict, dict)");
         return NULL;
     }
-    if (_PyDict_MergeEx(args[0], args[1], 2) < 0) {
+    if (mb_merge_unique(args[0], args[1]) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -274,6 +281,7 @@ PyMethodDef mb_object_functions[] = {
     {"is_sequence_slot", is_sequence_slot, METH_O,
      "is_sequence_slot(method) -> bool: a + or * of a C type's that runs after both operands' number slots."},
     {"is_heap", is_heap, METH_O, "is_heap(type) -> bool: it can hold Python code."},
+    {"is_mapping", is_mapping, METH_O, "is_mapping(object) -> bool: PyMapping_Check."},
     {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
     {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,
      "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},

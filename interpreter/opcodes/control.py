@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import Frame, opcode
-from ..sentinels import LEAVE, STOP
+from ..sentinels import LEAVE, NULL, STOP
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -59,6 +59,12 @@ def get_iter(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = frame.domain.get_iter(stack[-1])
 
 
+@opcode("GET_ITER:WITH_PLACE")
+def get_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack[-1] = frame.domain.get_iter(stack[-1])
+    stack.append(NULL)
+
+
 @opcode("FOR_ITER")
 def for_iter(frame: Frame, stack: list[Any], target: int) -> int | None:
     value = frame.domain.next_item(stack[-1])
@@ -77,6 +83,22 @@ def for_iter_pops(frame: Frame, stack: list[Any], target: int) -> int | None:
         return target
     stack.append(value)
     return None
+
+
+@opcode("FOR_ITER:WITH_PLACE")
+def for_iter_with_place(frame: Frame, stack: list[Any], target: int) -> int | None:
+    value = frame.domain.next_item(stack[-2])
+    if value is STOP:
+        stack.append(None)  # END_FOR takes it away
+        return target
+    stack.append(value)
+    return None
+
+
+@opcode("POP_ITER:WITH_PLACE")
+def pop_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack.pop()
+    stack.pop()
 
 
 @opcode("RETURN_VALUE")

@@ -5,7 +5,8 @@ from typing import Any
 
 from ..natives import is_a
 from ..registry import Frame, opcode
-from ..sentinels import LEAVE
+from ..sentinels import LEAVE, NULL
+from ..tables import COUNTED
 
 
 @opcode("RETURN_GENERATOR")
@@ -26,6 +27,17 @@ def get_yield_from_iter(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = frame.domain.get_yield_from_iter(frame, stack[-1])
 
 
+@opcode("GET_YIELD_FROM_ITER:WITH_PLACE")
+def get_yield_from_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
+    value = stack[-1]
+    iterator = frame.domain.get_yield_from_iter(frame, value)
+    if type(value) in COUNTED and frame.domain.interprets_callbacks:
+        stack.append(iterator)  # the generator says that it yields from the list (gi_yieldfrom, `send`)
+    else:
+        stack[-1] = iterator
+        stack.append(NULL)
+
+
 @opcode("SEND")
 def send(frame: Frame, stack: list[Any], target: int) -> int | None:
     yielded, value = frame.domain.send(stack[-2], stack[-1])
@@ -44,10 +56,32 @@ def send_pops(frame: Frame, stack: list[Any], target: int) -> int | None:
     return target
 
 
+@opcode("SEND:WITH_PLACE")
+def send_with_place(frame: Frame, stack: list[Any], target: int) -> int | None:
+    value = stack[-1]
+    receiver = stack[-3] if stack[-2] is NULL or value is not None else stack[-2]
+    yielded, stack[-1] = frame.domain.send(receiver, value)
+    return None if yielded else target
+
+
+@opcode("END_SEND:WITH_PLACE")
+def end_send_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
+    del stack[-3:-1]
+
+
 @opcode("CLEANUP_THROW")
 def cleanup_throw(frame: Frame, stack: list[Any], operand: Any) -> None:
     exc = stack.pop()
     if not is_a(exc, StopIteration):
         frame.domain.reraise(frame, exc)
     stack[-2] = None
+    stack[-1] = exc.value
+
+
+@opcode("CLEANUP_THROW:WITH_PLACE")
+def cleanup_throw_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
+    exc = stack.pop()
+    if not is_a(exc, StopIteration):
+        frame.domain.reraise(frame, exc)
+    stack[-3] = None
     stack[-1] = exc.value

@@ -162,6 +162,17 @@ def import_name(frame: Frame, stack: list[Any], name: str) -> None:
     stack[-1] = frame.domain.import_name(frame, name, fromlist, stack[-1])
 
 
+@opcode("IMPORT_NAME:MAYBE_LAZY")
+def import_name_maybe_lazy(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> None:
+    fromlist = stack.pop()
+    stack[-1] = frame.domain.import_lazily(frame, operand[0], fromlist, stack[-1], operand[1])
+
+
+@opcode("IMPORT_FROM:MAYBE_LAZY")
+def import_from_maybe_lazy(frame: Frame, stack: list[Any], name: str) -> None:
+    stack.append(frame.domain.import_from_lazy(frame, stack[-1], name))
+
+
 @opcode("IMPORT_FROM")
 def import_from(frame: Frame, stack: list[Any], name: str) -> None:
     stack.append(frame.domain.import_from(stack[-1], name))

@@ -87,6 +87,14 @@ def binary_slice(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = value
 
 
+@opcode("BINARY_SLICE:ENDS_APART")
+def binary_slice_ends_apart(frame: Frame, stack: list[Any], operand: Any) -> None:
+    if type(stack[-3]) not in (list, tuple, str):
+        binary_slice(frame, stack, operand)
+    else:
+        replace(stack, 3, frame.domain.get_item(stack[-3], frame.domain.make_slice(stack[-2], stack[-1])))
+
+
 @opcode("STORE_SLICE", operands=3)
 def store_slice(frame: Frame, stack: list[Any], operand: Any) -> None:
     stop = stack.pop()

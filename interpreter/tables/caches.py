@@ -1,7 +1,8 @@
 """How many cache entries follow an instruction, specialised ones included.
 
-Private names of CPython's dis and opcode modules, read on 3.11.7, 3.12.1, 3.13.0 and 3.14.8: `deoptmap`, `_all_opmap`,
-`_inline_cache_entries` (a list by opcode up to 3.12, a dict by name from 3.13) and code objects' `_co_code_adaptive`.
+Private names of CPython's dis and opcode modules, read on 3.11.7, 3.12.1, 3.13.0, 3.14.8 and 3.15.0: `deoptmap`,
+`_all_opmap`, `_inline_cache_entries` (a list by opcode up to 3.12, a dict by name from 3.13, frozen from 3.15) and code
+objects' `_co_code_adaptive`.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def count_caches() -> list[int]:
         if base in ("LINE", "INSTRUCTION", "ENTER_EXECUTOR"):
             counts[op] = UNKNOWN
         else:
-            counts[op] = entries.get(base, 0) if isinstance(entries, dict) else entries[dis.opmap.get(base, 0)]
+            counts[op] = entries[dis.opmap.get(base, 0)] if isinstance(entries, list) else entries.get(base, 0)
     return counts
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..reading import Read
 
+LAZY, EAGER = 1, 2  # flags of IMPORT_NAME from 3.15 on
+
 Form = Callable[[CodeType, "Read", "int | None"], Any]
 
 
@@ -49,6 +51,10 @@ def equal(value: int) -> Callable[[int], bool]:
     return lambda arg: arg == value
 
 
+def differs(value: int) -> Callable[[int], bool]:
+    return lambda arg: arg != value
+
+
 def none(code: CodeType, ins: Read, target: int | None) -> Any:
     return None
 
@@ -71,6 +77,13 @@ def name(code: CodeType, ins: Read, target: int | None) -> Any:
 
 def name_above_1(code: CodeType, ins: Read, target: int | None) -> Any:
     return code.co_names[(ins.arg or 0) >> 1]
+
+
+def lazy_name(code: CodeType, ins: Read, target: int | None) -> Any:
+    """The imported name; with whether it is to be lazy, where the import is not one that never is."""
+    value = ins.arg or 0
+    name = code.co_names[value >> 2]
+    return name if value & EAGER else (name, bool(value & LAZY))
 
 
 def super_name(code: CodeType, ins: Read, target: int | None) -> Any:

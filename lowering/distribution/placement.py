@@ -129,7 +129,10 @@ def _obstacle(parameter: torch.Tensor) -> str | None:
     if not isinstance(parameter, Sharded) and has_hooks(parameter):
         return f"{what} has a backward hook, which would be lost; register it after the first captured call"
     if references(parameter) > 1:
-        return f"{what} is held by a live autograd graph; free the losses of earlier calls first"
+        return (
+            f"{what} is held by a live autograd graph, or by DistributedDataParallel around the model; free the losses "
+            f"of earlier calls first, and do not wrap the model"
+        )
     return None
 
 

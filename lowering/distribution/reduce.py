@@ -23,7 +23,7 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.program import same_program
-from moebius.lowering.distribution.sharded import Sharded, zeros_sharded
+from moebius.lowering.distribution.sharded import Sharded, unscale_together, zeros_sharded
 from moebius.lowering.distribution.torch_private import (
     accumulates,
     at_end_of_backward,
@@ -254,14 +254,19 @@ def average_gradients(
     inner = [inner for outer in modules for inner in outer.modules()]
     if any(isinstance(module, DistributedDataParallel) for module in inner):
         raise DistributionError(
-            "DistributedDataParallel reduces gradients by itself, and mesh=... does so too; leave out one of them"
+            "mesh=... averages gradients as DistributedDataParallel does, which would do so too: do not wrap the "
+            "model, or pass what is wrapped (its .module); no_sync() is not needed"
         )
     found = [*(p for module in modules for p in module.parameters()), *tensors]
     leave_to_fsdp(inner, mesh)
     parameters = [p for p in found if isinstance(p, torch.nn.Parameter) and not is_left_to_fsdp(p)]
     parameters = list({id(p): p for p in parameters}.values())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
-        raise DistributionError("a parameter is a DTensor, and mesh=... takes ordinary ones; leave out one of them")
+        raise DistributionError(
+            "a parameter is a DTensor that fully_shard has not made (but parallelize_module or distribute_tensor?); "
+            "with mesh=... dense parameters are ordinary, whole on each rank, or split by fully_shard: leave out the "
+            "plan for tensor parallelism, or leave out mesh=... (then each rank runs all experts)"
+        )
     buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
     reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
     reducer.mesh = mesh
@@ -276,6 +281,8 @@ def leave_to_fsdp(modules: Iterable[torch.nn.Module], mesh: Any) -> None:
     """Gradients of parameters that FSDP2 splits are averaged by it. Raises DistributionError where it does so over
     other ranks than the mesh has."""
     FSDP_MODULES.update(module for module in modules if isinstance(module, FSDPModule))
+    if FSDP_MODULES:
+        unscale_together()
     for module in list(FSDP_MODULES):
         parameters, ranks = fully_sharded(module)
         if parameters and ranks != set(mesh.mesh.flatten().tolist()):

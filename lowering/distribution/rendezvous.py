@@ -25,7 +25,10 @@ from moebius.lowering.step.optimizer_steps import TAKEN
 
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
-RULE = "with mesh=..., every rank has to run the same program, each on its own part of the batch"
+RULE = (
+    "With mesh=..., every rank has to run the same program, as often, each on its own part of the batch, which may be "
+    "empty; an evaluation is captured with mesh=..., too"
+)
 
 
 class Group(Protocol):

@@ -7,6 +7,7 @@ DTensor inside: DTensor stays the engine that knows how operators and shards go 
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,18 +18,21 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.torch_private import (
     LocalTensor,
+    dtensor_rules,
     for_each_rank,
     is_mutable,
     is_view,
     tree_flatten,
     tree_map,
     tree_unflatten,
+    uncompiled,
     wrapper_tensor,
     written,
 )
 from moebius.lowering.planner.traffic import chunk_span
 from moebius.lowering.step.hooks import RankHook
 
+UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
 
 
@@ -125,11 +129,12 @@ class Sharded(Base):
         return memo[id(self)]
 
     @classmethod
+    @uncompiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         _refuse_lost_writes(func, args, kwargs or {})
-        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+        if func is UNSCALE:
             return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
@@ -223,12 +228,34 @@ def owners_shape(flat: list[Any]) -> torch.Size:
 
 
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
-    """GradScaler's operator: what overflows on one rank has overflowed on all. DTensor's rule takes no mixed lists."""
-    held = [grad.local if isinstance(grad, Sharded) else grad for grad in grads]
-    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default(held, found_inf, inverse_scale)
-    mesh = next(grad for grad in grads if isinstance(grad, Sharded)).shards.device_mesh
+    """GradScaler's operator, of gradients that are split in any ways: what overflows on one rank has overflowed on
+    all. (DTensor's rule takes no mixed lists.) Collective."""
+    shards = [grad.shards if isinstance(grad, Sharded) else grad for grad in grads]
+    held = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in shards]
+    UNSCALE(held, found_inf, inverse_scale)
+    mesh = next(grad for grad in shards if isinstance(grad, DTensor)).device_mesh
     agree(mesh, "unscaling gradients")
     all_reduce(found_inf, mesh, range(mesh.ndim), "reduce", dist.ReduceOp.MAX)
+
+
+def unscale_together() -> None:
+    """Let GradScaler take lists in which FSDP2's DTensors come before others."""
+    rule = dtensor_rules().get(UNSCALE)
+    if rule is not None and not isinstance(rule, MixedRule):
+        dtensor_rules()[UNSCALE] = MixedRule(rule)
+
+
+@dataclass
+class MixedRule:
+    """DTensor's rule for an operator of lists of DTensors alone; ours for others."""
+
+    rule: Any
+
+    def __call__(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if all(isinstance(grad, DTensor) for grad in args[0]):
+            self.rule(operator, args, kwargs)
+        else:
+            _unscale(*args)
 
 
 class Gathered(torch.Tensor):

@@ -1,26 +1,30 @@
 """Every private torch name that distribution uses, in one place. Checked on torch 2.13.0 (CPU, Python 3.11)."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._dynamo.eval_frame import set_eval_frame, skip_code
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed._local_tensor import enabled_local_tensor_mode as enabled_ranks
 from torch.distributed._local_tensor import local_tensor_mode as simulated_ranks
 from torch.distributed._local_tensor import maybe_run_for_local_tensor as for_each_rank
 from torch.distributed._local_tensor._c10d import _prepare_collective_groups as collective_groups
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "LocalTensor", "LocalTensorMode", "accumulates", "at_end_of_backward", "backward_number", "by_rank",
-    "collective_groups", "default_store", "drop_empty_hooks", "enabled_ranks", "for_each_rank", "fully_sharded",
-    "has_body", "has_hooks",
-    "is_mutable", "is_view", "local_sizes", "local_tensor", "parameters_of", "references", "simulated_ranks",
-    "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "wrapper_tensor", "writes", "written",
+    "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules", "enabled_ranks", "for_each_rank",
+    "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes", "local_tensor", "parameters_of",
+    "references", "simulated_ranks", "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled",
+    "wrapper_tensor", "writes", "written",
 ]
 
 T = TypeVar("T", bound=torch.Tensor)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def wrapper_tensor(cls: type[T], like: torch.Tensor, requires_grad: bool) -> T:
@@ -148,3 +152,22 @@ def accumulates(parameter: torch.Tensor) -> bool:
         return bool(torch._C._will_engine_execute_node(history.next_functions[0][0]))
     except RuntimeError:  # it says that it cannot be asked of a leaf within autograd.grad
         return False
+
+
+def dtensor_rules() -> dict[Any, Callable[..., Any]]:
+    """What DTensor runs for operators in the place of its sharding rules: a dict that takes more. Empty where this
+    torch has none."""
+    return getattr(DTensor._op_dispatcher, "_custom_op_handlers", {})
+
+
+def uncompiled(function: F) -> F:
+    """The function, left alone by ``torch.compile`` around the call, with all that it calls."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compiling = set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(compiling)
+
+    skip_code(call.__code__)
+    return functools.wraps(function)(call)  # type: ignore[return-value]

@@ -42,6 +42,8 @@ KEYS = {"getitem": "index", "index_select": "index", "gather": "index", "where":
 ROWS = ("source", "values", "src")
 FAR = 300  # pairs of nodes looked at behind two results
 DRAWS = "dropout draws its numbers expert by expert, on the rows that each expert has"
+DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
+BEHIND_BRANCHES = "experts, each behind a branch"
 MOST = 4096  # results that meet
 
 
@@ -56,6 +58,7 @@ class MissedExperts:
     reason: str
     nodes: set[fx.Node]
     results: list[fx.Node] = field(default_factory=list)
+    idiom: str = ""  # how it is written, where that is not by a meeting of results
 
 
 def missed_experts(graph: fx.Graph) -> list[MissedExperts]:
@@ -68,7 +71,7 @@ def missed_experts(graph: fx.Graph) -> list[MissedExperts]:
         if one is not None:
             found.append(one)
     for product, count, place in batched_products(graph):
-        reason = "an expert is a single projection, or what is between its projections is not understood"
+        reason = f"{DIFFERENT}: an expert is a single projection, or what is between its projections is not understood"
         found.append(MissedExperts(count, place, product, reason, {product, place}))
     return found + list(behind_branches(graph))
 
@@ -90,11 +93,24 @@ def behind_branches(graph: fx.Graph) -> Iterator[MissedExperts]:
     for nodes in lines.values():
         own = [frozenset(outer for _, outer in weights_inside(node)) for node in nodes]
         if len(nodes) > 1 and len(set(own)) > 1 and not any(reads_another(node, set(nodes)) for node in nodes):
-            products = [inner for inner in loop_body(nodes[0]).graph.nodes if is_product(inner)]
-            product = products[-1]
-            drops = [inner for inner in loop_body(nodes[0]).graph.nodes if draws(inner)]
-            reason = DRAWS if drops else "what else the branch does is not what an expert's iteration does"
-            yield MissedExperts(len(set(own)), product, drops[0] if drops else product, reason, {*nodes, product})
+            inside = [*loop_body(nodes[0]).graph.nodes]
+            product = [inner for inner in inside if is_product(inner)][-1]
+            faults = [(f"{DIFFERENT}: {DRAWS}", inner) for inner in inside if draws(inner)]
+            faults += [(f"expert function: {target_name(n)} is of all rows at once", n) for n in across_rows(inside)]
+            faults += [(f"{DIFFERENT}: what else the branch does is not what an expert's iteration does", product)]
+            reason, fault = faults[0]
+            yield MissedExperts(len(set(own)), nodes[0], fault, reason, {*nodes, product}, idiom=BEHIND_BRANCHES)
+
+
+def across_rows(nodes: list[fx.Node]) -> Iterator[fx.Node]:
+    """Those that read the rows of an expert, of which the data say how many there are, and give something that has no
+    such axis."""
+    for node in nodes:
+        shape = shape_of(node)
+        if shape is not None and not any(type(size) is torch.SymInt for size in shape):
+            given = [shape_of(argument) for argument in node.all_input_nodes]
+            if any(before and type(before[0]) is torch.SymInt for before in given):
+                yield node
 
 
 def weights_inside(branch: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
@@ -243,7 +259,7 @@ def experts_among(place: fx.Node, results: list[Any], condition: fx.Node | None)
     ends = [first.one, *(pair.other for pair in best)]
     rows = [end.rows if isinstance(end, Written) else end for end in ends]
     results = rows if all(isinstance(one, fx.Node) for one in rows) and len(set(rows)) == len(rows) else []
-    return MissedExperts(len(experts) or len(best) + 1, place, node, reason, nodes, results)
+    return MissedExperts(len(experts) or len(best) + 1, place, node, f"{DIFFERENT}: {reason}", nodes, results)
 
 
 @dataclass

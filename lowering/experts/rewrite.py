@@ -37,7 +37,7 @@ from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.hoisted_conditionals import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
-from moebius.lowering.experts.missed_experts import MissedExperts, missed_experts
+from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.proof import prove
 from moebius.lowering.experts.routing import Allowed, proven_within
@@ -65,7 +65,6 @@ MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
 INPUTS = ("placeholder", "get_attr")
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
-DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
 
 
 def replace_loops(work: Work) -> None:
@@ -180,12 +179,13 @@ def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
         found = missed_experts(work.gm.graph)
     except Exception as error:  # nobody loses a graph for a line of its report
         place = next((node for node in work.gm.graph.nodes if where_of(node)[0]), work.gm.graph.output_node())
-        found = [MissedExperts(0, place, place, f"{DEFECT}: {type(error).__name__}: {error}", set())]
+        found = [MissedExperts(0, place, place, f"{DIFFERENT}: {DEFECT}: {type(error).__name__}: {error}", set())]
     for one in found:
         if not one.nodes & reported and not any(known & set(places_of(node)) for node in one.nodes):
-            region = ExpertRegion(*users_line(one.place), f"experts whose results meet in {target_name(one.place)}")
+            idiom = one.idiom or f"experts whose results meet in {target_name(one.place)}"
+            region = ExpertRegion(*users_line(one.place), idiom)
             region.num_experts = one.count
-            refuse(region, f"{DIFFERENT}: {one.reason}", one.node)
+            refuse(region, one.reason, one.node)
             work.regions.append(region)
 
 

@@ -277,4 +277,6 @@ def test_between(between: Callable[[Any], None], spelling: str) -> None:
     ours, captured = training(layers[2], between, backend="moebius")
     assert same(ours, plain, rtol=1e-4, atol=1e-5)  # AdamW's first steps are signs: rounding near zero shows
     lowered = {region.lowered for region in regions(captured)}
-    assert lowered == {between in HARMLESS}, [region.refusal for region in regions(captured)]
+    # (Torch keeps a parameter itself for backward, but of a stack each expert's row, which `.data =` does not reach.)
+    harmless = between in HARMLESS or (between, spelling) == (data_set, "stacked")
+    assert lowered == {harmless}, [region.refusal for region in regions(captured)]

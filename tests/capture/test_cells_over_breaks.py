@@ -2,13 +2,15 @@
 
 # ruff: noqa: B023, F821 (the last value of a loop variable is what is asked for; a handler unsets its own)
 
+import collections
 import sys
 
 import pytest
 import torch
 from answers import broken, same, told
 
-from moebius import capture
+from moebius import capture, stats
+from moebius.cache import captured as cache
 from moebius.codegen import continuation_code
 
 X = torch.arange(4.0)
@@ -213,3 +215,75 @@ def test_a_continuation_would_not_put_it_back(monkeypatch):
 def test_two_in_one_instruction_need_low_places(monkeypatch):
     monkeypatch.setattr(continuation_code, "one_by_one", lambda item: [item])
     assert not same(told(capture(many_variables), X), told(many_variables, X))
+
+
+def logs_in_a_cell():
+    losses = []
+
+    def step(x):
+        losses.append((x * 2).sum().item())
+        broken(x)
+        return x + sum(losses) / len(losses)
+
+    return step
+
+
+def best_in_a_cell():
+    best = [1e9]
+
+    def step(x):
+        broken(x)
+        best[0] = min(best[0], x.sum().item())
+        broken(x)
+        return x + best[0]
+
+    return step
+
+
+def ring_read_before_and_after():
+    ring = collections.deque(maxlen=9)
+
+    def step(x):
+        ring.append(x.sum().item())
+        mean = sum(ring) / len(ring)
+        broken(x)
+        return x + mean + sum(ring)
+
+    return step
+
+
+def a_local_with_a_cell():
+    def step(x):
+        rows = [x]
+        inner = lambda: rows  # noqa: E731
+        broken(x)
+        rows.append(x * 2)
+        broken(x)
+        return sum(inner()) + len(rows)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "make, calls",
+    [(logs_in_a_cell, 5), (best_in_a_cell, 4), (ring_read_before_and_after, 5), (a_local_with_a_cell, 2)],
+)
+def test_what_a_cell_holds_has_one_name_on_both_sides_of_a_break(make, calls):
+    """What was learnt of it before the break is known after it, and is learnt once."""
+    captured, plain, missed = capture(make(), backend="eager"), make(), []
+    for i in range(30):
+        x, before = X + i, stats(captured).misses
+        assert torch.equal(captured(x), plain(x))
+        missed += [i] * (stats(captured).misses > before)
+    assert len(missed) <= calls and max(missed) < 8, missed
+    names = [recompile.guard for recompile in stats(captured).recompiles]
+    assert not [name for name in names if "L['losses']" in name or "L['best']" in name or "L['ring']" in name], names
+
+
+def test_without_the_name_it_is_learnt_anew(monkeypatch):
+    names = lambda function, parent, beginning: (  # noqa: E731
+        {} if beginning is None else {name: f"L[{name!r}] " for name in beginning.state.cells}
+    )
+    monkeypatch.setattr(cache, "cell_places", names)
+    with pytest.raises(AssertionError):
+        test_what_a_cell_holds_has_one_name_on_both_sides_of_a_break(logs_in_a_cell, 5)

@@ -14,7 +14,7 @@ from torch import nn
 
 import moebius
 from moebius import capture, stats
-from moebius.cache import captured
+from moebius.cache import short_lived
 from moebius.cache.captured import LEADING_BACK
 from moebius.cache.reference_cycles import ReferenceCycles
 
@@ -289,7 +289,7 @@ def test_many_models_in_one_search_are_no_reason_to_give_up():
     step = capture(lambda model, x: model(x).sum(), backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for seed in range(captured.MAX_UNUSED + 2):
+        for seed in range(short_lived.MANY + 2):
             model = Trained(seed)
             for _ in range(2):
                 same(step(model, X), model(X).sum())

@@ -198,3 +198,39 @@ def test_one_module_that_keeps_changing_is_given_up():
                 x = torch.ones((1,) * iteration)  # each number of dimensions is a capture of its own
                 assert torch.equal(step(layer, x), x * layer.weight)
     assert any("runs natively now" in str(w.message) for w in caught)
+
+
+class Trained:
+    def __init__(self):
+        torch.manual_seed(0)
+        self.net, self.count = nn.Linear(4, 4), 0
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+
+    @capture
+    def step(self, x):
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.count += 1
+        return loss.detach()
+
+    @capture
+    def twice(self, x):
+        return self.step(x) + self.step(x)
+
+
+@pytest.mark.parametrize("kind", ["method", "function", "super"])
+def test_a_captured_method_is_part_of_what_calls_it(kind):
+    """It is bound as a function is, whoever asks for it."""
+
+    class Below(Trained):
+        def step(self, x):
+            return super().step(x) * 2
+
+    trained, plain, x = (Below if kind == "super" else Trained)(), Trained(), torch.ones(3, 4)
+    step = capture(lambda x: trained.step(x)) if kind != "method" else trained.twice
+    for _ in range(3):
+        expected = [Trained.step.__wrapped__(plain, x) for _ in range(2 if kind == "method" else 1)]
+        assert torch.equal(step(x), sum(expected) * (2 if kind == "super" else 1))
+    assert (stats(step).graphs, stats(step).breaks, trained.count) == (1, 0, plain.count)

@@ -257,8 +257,8 @@ def test_the_model_can_die():
 @pytest.mark.parametrize(
     ("python", "version", "words"),
     [
-        ((3, 10, 2), "2.13.0", "Python 3.11 to 3.14"),
-        ((3, 15, 0), "2.13.0", "3.15.0"),
+        ((3, 10, 2), "2.13.0", "Python 3.11 to 3.15"),
+        ((3, 16, 0), "2.13.0", "3.16.0"),
         ((3, 12, 1), "2.9.1+cu126", "2.9.1"),
     ],
 )
@@ -270,5 +270,5 @@ def test_a_version_that_is_not_supported_is_said(python, version, words):
 
 
 def test_supported_versions_pass():
-    for minor in (11, 12, 13, 14):
+    for minor in (11, 12, 13, 14, 15):
         check_versions((3, minor, 0), "2.11.0a0+git", disabled=False)

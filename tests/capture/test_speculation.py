@@ -175,6 +175,16 @@ def expression(x, h):
     return (x.sum() > 0 and h.log.append("yes")) or y
 
 
+def asked_twice(x, h):
+    yes = x.sum() > 0
+    if yes:
+        h.log.append("yes")
+        h.log.append("once more")
+        h.log.append("and again")
+    y = yes or x * 2
+    return y + 1
+
+
 class Lazy:
     @property
     def positive(self):
@@ -282,7 +292,7 @@ nameless = lambda x, h: direct(x, h)  # noqa: E731 (its name is no identifier)
 
 CASES = [
     nameless, direct, number, not_a_number, whole_number, rows_there, random_before, written_before, inlined, in_blocks,
-    in_a_handler, raises, while_loop, closure, two_branches, expression, fresh_objects,
+    in_a_handler, raises, while_loop, closure, two_branches, expression, asked_twice, fresh_objects,
     chained, in_init, in_inits,
 ]  # fmt: skip
 INPUTS = [[1.0, 2, 3], [1.0, 1, 1], [-1.0, -2, -3], [100.0, -1, -1], [-1.0, 5, -1], [-4.0, 1, 1], [1.0, 2, 3]]

@@ -274,6 +274,45 @@ def test_behind_branches():
     assert re.search(r"^equal iterations: .*\.py:\d+\)$", regions[0].refusal)
 
 
+ACROSS = {
+    "mean": "rows = rows - rows.mean(0)",
+    "std": "rows = rows / (rows.std(0, unbiased=False) + 1)",
+    "amax": "rows = rows / (rows.amax(0) + 9)",
+    "sum": "rows = rows + torch.sum(rows, 0, keepdim=True)",
+    "norm": "rows = rows / (1 + rows.norm())",
+}
+LOOP = """
+def step(x, moe):
+    index = moe.gate(x).argmax(-1)
+    out = torch.zeros_like(x)
+    for e in range({E}):
+        token = torch.where(index == e)[0]
+        if len(token) == 0:
+            continue
+        rows = x[token]
+        {line}
+        out.index_add_(0, token, moe.mlps[e](rows))
+    return out
+"""
+
+
+@pytest.mark.parametrize("name", [*ACROSS, "none"])
+def test_an_operator_across_an_experts_rows_is_named(name, tmp_path):
+    """It is what stands in the way: without its line the loop is one operator."""
+    line, path = ACROSS.get(name, "rows = rows * 2"), tmp_path / "step.py"
+    path.write_text(LOOP.format(E=E, line=line))
+    namespace = {"torch": torch}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    graphs, regions = regions_of(namespace["step"], layer=More)
+    assert graphs == 1 and len(regions) == 1
+    if name == "none":
+        assert regions[0].lowered
+        return
+    assert re.search(rf"{name} (is of all rows at once|of Rows is not something)", regions[0].refusal)
+    assert linecache.getline(*regions[0].blocker[:2]).strip() == line
+    assert linecache.getline(regions[0].file, regions[0].line).strip() == "if len(token) == 0:"
+
+
 def test_a_failing_search_costs_a_line_of_the_report_only(monkeypatch):
     def fails(graph):
         raise ValueError("a bug")

@@ -12,7 +12,8 @@ from moebius.interpreter.reading import read_instructions
 
 # every opcode and every kind of argument; _pydecimal has EXTENDED_ARG
 MODULES = ("argparse", "ast", "dataclasses", "enum", "inspect", "_pydecimal", "typing", "asyncio.streams", "contextlib")
-TEXTS = {"FORMAT_VALUE", "CONVERT_VALUE", "KW_NAMES"}  # dis's argval of these is a converter, or unknown
+# dis's argval of these is a converter, or unknown, or (of the last, from 3.15 on) the constant
+TEXTS = {"FORMAT_VALUE", "CONVERT_VALUE", "KW_NAMES", "LOAD_COMMON_CONSTANT"}
 
 
 def codes_in(code: CodeType) -> list[CodeType]:

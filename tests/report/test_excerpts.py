@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from rich.cells import cell_len
 
 from moebius import GraphBreakError, capture, disable, explain
 from moebius.bytecode.expressions import excerpt_of
+from moebius.bytecode.user_code import is_ours
 from moebius.report import GraphBreak, Report
 from moebius.report.schema import SCHEMA
 from moebius.report.text import render
@@ -132,3 +135,27 @@ def test_no_source_no_excerpt() -> None:
     from moebius.bytecode.expressions import Place
 
     assert excerpt_of(Place(("<nowhere>", 1, "f"), code, 0)) is None
+
+
+class Stored:
+    def __init__(self) -> None:
+        self.net, self.kept = torch.nn.Linear(3, 3), None
+
+
+BELOW = {
+    "json.dumps": lambda stored, x: (x * 2, json.dumps({"n": x.sum().item(), "m": [1]}))[0] + 1,
+    "copy.deepcopy": lambda stored, x: copy.deepcopy(stored.net)(x) * 2,
+    "torch.func.vmap": lambda stored, x: torch.func.vmap(torch.func.grad(lambda row: (row * row).sum()))(x) + 1,
+    "pickle": lambda stored, x: x * len(pickle.dumps([stored.net.in_features, x.shape[0]])),
+}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_a_break_below_a_librarys_call_is_at_the_users_line(name: str) -> None:
+    """The line that can be changed; what the library calls stands below it, and no file of ours is told."""
+    stored, x, step = Stored(), torch.ones(2, 3), BELOW[name]
+    report = explain(lambda x: step(stored, x))(x)
+    assert report.breaks
+    for item in report.breaks:
+        assert item.file == __file__ and item.line == step.__code__.co_firstlineno
+        assert not any(is_ours(file) for file, _, _ in item.stack) and "capture/" not in str(report)

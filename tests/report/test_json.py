@@ -58,7 +58,7 @@ def test_two_reports_of_one_callable_are_compared() -> None:
     assert first.diff(again) == ""
     lines = first.diff(other).splitlines()
     assert "- status: hit" in lines and "+ status: recaptured" in lines
-    assert any(line.startswith("+ captured again: L['n'] was 2, is 3") for line in lines)
+    assert any(line.startswith("+ captured again: n was 2, is 3") for line in lines)
 
 
 def test_in_a_notebook_and_at_the_prompt(report: Report) -> None:

@@ -46,7 +46,7 @@ def test_each_kind_has_its_logger(caplog: pytest.LogCaptureFixture) -> None:
         captured(X, 3)
     lines = {name: [r.getMessage() for r in caplog.records if r.name == f"moebius.{name}"] for name in logs.NAMES}
     assert all("[MB027]" in line and f"test_logs.py:{BROKEN}" in line for line in lines["breaks"]) and lines["breaks"]
-    assert "L['n'] was 2, is 3" in lines["recompiles"][0]
+    assert "n was 2, is 3" in lines["recompiles"][0]
     assert lines["graphs"] and lines["guards"] and not lines["experts"]
 
 

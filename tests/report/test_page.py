@@ -66,7 +66,7 @@ def test_every_fact_is_on_the_page(parsed: Page) -> None:
         "use torch.where",
         "range(num_experts)",
         "carried value is read before it is written, line 13",
-        "G['torch'].zeros_like",
+        "torch.zeros_like",
         "step_0",
         "matmul",
         "[6, 8]",

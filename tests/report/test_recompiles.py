@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
+import math
 from typing import Any
 
+import pytest
 import torch
 
-from moebius import capture, explain, stats
-from moebius.guards.sources import LEFT
+from moebius import capture, disable, explain, stats
+from moebius.guards.sources import LEFT, as_written
 from moebius.report.groups import LIBRARIES, guard_groups
 from moebius.report.records import Guard
 
@@ -36,6 +39,111 @@ def test_the_capture_that_fitted_best_is_blamed(monkeypatch: Any) -> None:
     assert (second.guard, second.old, second.new) == ("L['k']", "1", "9") and "range(k)" in line_of(second)
     assert [entry.partition(":")[0] for entry in second.entries] == ["capture 2", "capture 1"]
     assert "L['mode']" in second.entries[0] and "L['k']" in second.entries[1]
+
+
+def by_remainder(x: torch.Tensor, n: int) -> torch.Tensor:
+    if n % 4 == 0:
+        x = x + 1
+    return x * n
+
+
+def by_kind(x: torch.Tensor, n: int) -> torch.Tensor:
+    if 2 ** -n < 0.1:
+        x = x + 1
+    return x * n
+
+
+def by_helper(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * n + (1 if math.sqrt(n) >= 3 else 2)
+
+
+def by_size(x: torch.Tensor, n: int) -> torch.Tensor:
+    y = x.new_zeros(n)
+    if y.shape[0] > 5:
+        return y.sum() + x
+    return x
+
+
+def by_shape(x: torch.Tensor, n: int) -> torch.Tensor:
+    rows = x.new_zeros(n, 2)
+    return inner(rows)
+
+
+def inner(rows: torch.Tensor) -> torch.Tensor:
+    return rows.sum() if rows.shape[0] > 5 else rows.mean()
+
+
+WAYS = {
+    by_remainder: ((1, 2, 3, 4), "n % 4", "if n % 4 == 0:"),
+    by_kind: ((1, 2, 3, 4), "2.0 ** float(-n) >= 0.1 was True, is False (n is 4)", "if 2 ** -n < 0.1:"),
+    by_helper: ((2, 3, 4, 9), "sqrt(n) >= 3 was False, is True (n is 9)", "if math.sqrt(n) >= 3"),
+    by_size: ((2, 3, 4, 9), "n <= 5", "if y.shape[0] > 5:"),
+    by_shape: ((2, 3, 4, 9), "n <= 5", "if rows.shape[0] > 5"),
+}
+
+
+@pytest.mark.parametrize("step", WAYS)
+def test_a_decision_on_a_number_is_told_as_the_expression_at_its_line(step: Any) -> None:
+    """The user's expression, what it was, what it is and of which number; never the place alone."""
+    numbers, change, line = WAYS[step]
+    captured = capture(step)
+    for n in numbers:
+        assert torch.equal(captured(X, n), step(X, n))
+    found = stats(captured).recompiles[-1]
+    assert change in found.change and f"(n is {numbers[-1]})" in found.change, found
+    assert line in line_of(found) and "what the step computes" not in str(explain(captured)(X, numbers[-1]))
+
+
+SCORES = itertools.count(107, 7)
+
+
+@disable
+def scored(x: torch.Tensor) -> int:
+    return next(SCORES)
+
+
+def scores(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    k = scored(x)
+    return x * 2 if k > 1 else x
+
+
+def test_what_a_graph_break_left_is_told_as_the_expression_at_its_line() -> None:
+    captured = capture(scores)
+    for _ in range(2):
+        captured(X)
+    found = stats(captured).recompiles[-1]
+    assert found.change.startswith("scored(x) was 107, is 114") and line_of(found) == "k = scored(x)"
+
+
+TENSORS = {
+    "requires grad": lambda: torch.ones(3, requires_grad=True),
+    "float64": lambda: torch.ones(3, dtype=torch.float64),
+    "strides (2,)": lambda: torch.ones(6)[::2],
+    "another storage offset": lambda: torch.ones(4)[1:],
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_of_another_tensor_what_differs_is_told(what: str) -> None:
+    captured = capture(lambda x: x * 2)
+    captured(X)
+    captured(TENSORS[what]())
+    for found in stats(captured).recompiles:
+        assert what in found.new and found.old != found.new
+
+
+@pytest.mark.parametrize(
+    "source, written",
+    [
+        ("L['k']", "k"), ("L['args[0]']", "args[0]"), ("G(__main__)['cfg'].mode", "cfg.mode"),
+        ("L['net']._modules['0']._parameters['weight'].grad", "net[0].weight.grad"),
+        ("closure make.<locals>.step.sch.cell_contents.last_epoch", "sch.last_epoch"),
+        ("(L['n'] % 4) == 0 (L['n'] is 4)", "(n % 4) == 0 (n is 4)"),
+    ],
+)  # fmt: skip
+def test_places_are_named_as_the_program_does(source: str, written: str) -> None:
+    assert as_written(source) == written
 
 
 def test_a_place_in_torch_is_told_as_the_users_line() -> None:

@@ -26,18 +26,8 @@ def no_callbacks() -> Iterator[None]:
     gc.callbacks[:] = kept
 
 
-LEFT = {
-    54: "one instruction of a generator's that a graph break is in",
-    84: "a call that is captured again counts 27 instructions too many of a step with vmap of grad",
-}
-SEEDS = [
-    pytest.param(seed, marks=pytest.mark.xfail(reason=LEFT[seed], strict=True) if seed in LEFT else ())
-    for seed in range(200)
-]
-
-
 @pytest.mark.share(2)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(200))
 def test_generated_steps(seed: int) -> None:
     source = generate(SeededChoices(seed))
     found = outcome_of_steps(source)

@@ -17,6 +17,14 @@ def test_plain_when_printed_to_a_pipe(report: Report, capsys: pytest.CaptureFixt
     assert "90.0% of 100 instructions captured" in printed
 
 
+def test_of_all_calls_no_share_is_said_where_native_parts_were_not_counted(report: Report) -> None:
+    report.calls = 3, 4, 1
+    text = render(report, width=120)
+    assert report.breaks and "100 instructions captured; what ran natively after graph breaks was not counted" in text
+    report.breaks = []
+    assert "90.0% of 100 instructions captured" in render(report, width=120)
+
+
 def test_says_where_why_and_what_to_do_of_each_break(report: Report) -> None:
     text = render(report, width=120)
     for fact in (

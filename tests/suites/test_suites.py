@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from seeds import seed_of_the_code
 
 TESTS = """
 import os
@@ -175,3 +176,13 @@ def test_optimizers_of_other_packages(tmp_path, monkeypatch, program):
             and sign.startswith("of_somebody.Sign: equal; ")
             and total == "1 equal, 0 raise the same, 0 differ, 1 not made"
         )
+
+
+@pytest.mark.timeout(300)
+def test_torchs_own_samples_of_operators_and_modules():
+    """One in eighty, other ones for other code; ``make samples`` runs all."""
+    tool = Path(__file__).with_name("torchs_samples.py")
+    command = [sys.executable, str(tool), "--every", "80", "--offset", str(seed_of_the_code() % 80)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert " 0 differ" in done.stdout

@@ -33,6 +33,11 @@ UNREACHABLE: dict[tuple[int, int], dict[str, str]] = {
         "EXTENDED_ARG": "belongs to the instruction that follows, and is folded into it",
         "SETUP_ANNOTATIONS": "only in code that imports annotations from __future__",
     },
+    (3, 15): {
+        "CACHE": "room for inline caches, never executed",
+        "EXTENDED_ARG": "belongs to the instruction that follows, and is folded into it",
+        "SETUP_ANNOTATIONS": "only in code that imports annotations from __future__",
+    },
 }
 
 

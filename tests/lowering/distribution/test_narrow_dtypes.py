@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from moebius import capture, stats
 from moebius.lowering.distribution import Sharded
+from moebius.lowering.distribution.exchange import _sum_rows
+from moebius.lowering.distribution.packing import pack, unpack
 
 E, D, N, K, OUT, STEPS, DIVISOR = 4, 16, 12, 2, 3, 4, 16
 EPS = 2.0**-8
@@ -121,3 +123,22 @@ def test_within_the_rounding_of_the_dtype(on_ranks, way, tokens):
         assert max(one for _, one in found.values()) < 16  # (or the bound says nothing)
         assert breaks == 0 or "scaler" in way
         assert sharded and dtypes == {WAYS[way][0]}
+
+
+@pytest.mark.parametrize("dtype, unit", [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
+def test_rows_that_return_are_summed_in_float32(dtype, unit):
+    """One rounding a token, however many ranks send it results: 1 + unit alone is rounded back to 1."""
+    rows = torch.tensor([[1.0], [unit], [unit]], dtype=dtype)
+    assert _sum_rows(rows, torch.zeros(3, dtype=torch.int64), 1).item() == 1 + 2 * unit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beside", [(), (torch.int64,), (torch.float32, torch.int64)])
+def test_rows_travel_to_the_bit(dtype, beside):
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(1 << 15), 1 << 15, (9, 4), generator=generator).to(torch.int16)
+    tensors = [bits.view(dtype), *(torch.randn(9, 3, generator=generator).mul(100).to(other) for other in beside)]
+    order = torch.randperm(9, generator=generator)
+    back = unpack(pack(tensors, order), tensors)
+    assert torch.equal(back[0].contiguous().view(torch.int16), bits[order])
+    assert all(torch.equal(mine, tensor[order]) for mine, tensor in zip(back[1:], tensors[1:], strict=True))
