@@ -14,6 +14,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
+from moebius.lowering.sync_points import sync_points
+
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
@@ -307,6 +309,7 @@ def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
     if segment.captured is not None:
         report.graphs.append(segment.captured)
     report.expert_regions += segment.regions
+    report.sync_points += sync_points(segment.lowered.gm) if segment.lowered is not None else []
     report.guards += [shown(guard, code) for guard in segment.guards.records()]
 
 

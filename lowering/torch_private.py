@@ -13,6 +13,7 @@ from torch._dynamo import lookup_backend as find_dynamo_backend
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.split_module import split_module
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -45,6 +46,7 @@ __all__ = [
     "sizes_key",
     "split_module",
     "traced_by_operators",
+    "unbacked_symbols",
     "version_of",
     "written_by_schema",
 ]
@@ -88,6 +90,12 @@ def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The module, its Python code made now if it was to be made at its first call."""
     _LazyGraphModule.force_recompile(gm)
     return gm
+
+
+def unbacked_symbols(value: Any) -> set[Any]:
+    """The symbols in a fake's sizes, or in a number, that only the running step knows."""
+    symbolic = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
+    return set(free_unbacked_symbols(value)) if symbolic else set()
 
 
 def nobody_looks() -> bool:

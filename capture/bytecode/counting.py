@@ -23,6 +23,7 @@ from .user_code import is_library
 
 MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, span)
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
+CACHE, RESUME, END_FOR = (dis.opmap.get(name, -1) for name in ("CACHE", "RESUME", "END_FOR"))
 Function = tuple[str, str, int]  # file, qualified name, first line
 Span = tuple[int, int, int, int]  # line, column, last line, column behind the end
 
@@ -56,26 +57,30 @@ def own_weights(code: types.CodeType) -> Iterator[int]:
     """The same of code of the user's: one that has prefixes (EXTENDED_ARG, in long functions) counts once, and from
     3.12 on, where Python reports each of them, as often as it has places."""
     weight = 1
-    for instruction in dis.get_instructions(code):
-        is_prefix = instruction.opname == "EXTENDED_ARG"
-        if not is_prefix:
+    for _, opcode in places(code):
+        if opcode != dis.EXTENDED_ARG:
             yield weight
-        weight = weight + PREFIXES_COUNT if is_prefix else 1
+        weight = weight + PREFIXES_COUNT if opcode == dis.EXTENDED_ARG else 1
+
+
+def places(code: types.CodeType) -> Iterator[tuple[int, int]]:
+    """Half the offset of each instruction, and its opcode. (dis also says what each argument means, at ten times the
+    time; what CPython keeps behind instructions for itself is CACHE in ``co_code``.)"""
+    return ((place, opcode) for place, opcode in enumerate(code.co_code[::2]) if opcode != CACHE)
 
 
 def counted(code: types.CodeType) -> bytes:
     """For each two bytes of the code how often the instruction that begins or ends there counts: at its own place, by
     which the interpreter knows it, and where 3.11 reports it, at its first prefix."""
     flags = bytearray(len(code.co_code) // 2 + 1)
-    instructions = (i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG")
+    instructions = ((place, opcode) for place, opcode in places(code) if opcode != dis.EXTENDED_ARG)
     begun, first, skipped = False, 0, 0
-    for weight, instruction in zip(weights_of(code), instructions, strict=True):
-        last = instruction.offset // 2
-        skipped = AFTER_LOOP if instruction.opname == "END_FOR" else max(skipped - 1, 0)
-        if begun and not skipped and instruction.opname != "RESUME":
+    for weight, (last, opcode) in zip(weights_of(code), instructions, strict=True):
+        skipped = AFTER_LOOP if opcode == END_FOR else max(skipped - 1, 0)
+        if begun and not skipped and opcode != RESUME:
             first = last if PREFIXES_COUNT else first
             flags[first : last + 1] = bytes([weight]) * (last + 1 - first)
-        begun, first = begun or instruction.opname == "RESUME", last + 1
+        begun, first = begun or opcode == RESUME, last + 1
     return bytes(flags)
 
 

@@ -32,5 +32,6 @@ def facts(report: Findings) -> Iterator[list[str]]:
         f"expert loop {place(r.file, r.line)}: {f'one operator, {r.kernel}' if r.lowered else f'a loop: {r.refusal}'}"
         for r in report.expert_regions
     ]
+    yield [f"sync point {place(*p.place[:2])}: {p.operator}: {p.why}" for p in report.sync_points]
     yield [f"guard {guard.source}: {guard.check}" for guard in report.guards]
     yield [f"captured again: {r.change}" for r in report.recompiles]

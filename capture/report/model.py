@@ -15,6 +15,7 @@ from .words import duration, place, plural
 
 if TYPE_CHECKING:
     from moebius.lowering.graph import CapturedGraph, ExpertRegion
+    from moebius.lowering.sync_points import SyncPoint
 
 
 @dataclass(repr=False)
@@ -22,7 +23,8 @@ class Findings:
     """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
 
     result: what the call returned. status: "hit" (captured before), "captured", "recaptured" or "native", of this call,
-    and ``why`` if it was native. coverage: how many instructions of the user's this call executed, as
+    and ``why`` if it was native. sync_points: where it waits for its device, or would on a GPU. coverage: how many
+    instructions of the user's this call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
     what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
     whether more ran natively than was counted. in_loops: how many of each function's instructions stand in a loop or
@@ -42,6 +44,7 @@ class Findings:
     breaks: list[GraphBreak] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     expert_regions: list[ExpertRegion] = field(default_factory=list)
+    sync_points: list[SyncPoint] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
     functions: dict[tuple[str, str, int], dict[str, int]] = field(default_factory=dict)
     counting_stopped: bool = False
@@ -81,6 +84,16 @@ class Findings:
     def cold_seconds(self) -> float:
         """Wall time, in seconds, that went into capturing and lowering all graphs."""
         return sum(graph.cold_seconds for graph in self.graphs)
+
+    @property
+    def cuda_graph(self) -> str:
+        """What keeps the call from being recorded as one CUDA graph; "" where nothing does."""
+        if not self.graphs:
+            return "nothing is captured"
+        many = [plural(len(self.breaks), "graph break")] if self.breaks else []
+        many += [plural(len(self.graphs), "graph")] if not self.breaks and len(self.graphs) > 1 else []
+        many += [plural(len(self.sync_points), "sync point")] if self.sync_points else []
+        return " and ".join(many)
 
     @property
     def lowered(self) -> int:
@@ -131,6 +144,8 @@ class Findings:
             ],
             "guards": [asdict(guard) for guard in self.guards],
             "expert_regions": [region_dict(region) for region in self.expert_regions],
+            "sync_points": [sync_dict(point) for point in self.sync_points],
+            "cuda_graph": self.cuda_graph,
             "recompiles": [asdict(item) for item in self.recompiles],
             "lines": {
                 file: {str(line): how for line, how in sorted(known.items())}
@@ -202,6 +217,15 @@ def region_dict(region: ExpertRegion) -> dict[str, Any]:
     del known["blocker"]
     excerpt = excerpt_of(region.blocker or ())
     return {**known, "excerpt": None if excerpt is None else asdict(excerpt)}
+
+
+def sync_dict(point: SyncPoint) -> dict[str, Any]:
+    """A place where the step waits as plain data, with the user's line."""
+    (file, line, function), excerpt = point.place[:3], excerpt_of(point.place)
+    return {
+        "why": point.why, "operator": point.operator, "file": file, "line": line, "function": function,
+        "excerpt": None if excerpt is None else asdict(excerpt),
+    }  # fmt: skip
 
 
 def graph_dict(graph: CapturedGraph) -> dict[str, Any]:

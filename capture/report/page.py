@@ -114,6 +114,7 @@ def chapter(report: Findings, index: int) -> str:
             ("Graph breaks", len(report.breaks), "".join(break_card(*each) for each in counted(report.breaks))),
             ("Expert regions", len(report.expert_regions), regions(report)),
             *source(report),
+            ("Waits for the device", len(report.sync_points), sync_points(report)),
             ("Graphs", len(report.graphs), graphs(report)),
             ("Captured again", len(report.recompiles), recompiles(report)),
             ("Guards", len(report.guards), guards(report)),
@@ -294,6 +295,16 @@ def regions(report: Findings) -> str:
         ("kernel", False),
     ]
     return table([*head, ("kept for backward", True)], rows)
+
+
+def sync_points(report: Findings) -> str:
+    rows = []
+    for (where, why, operator), count in Counter((p.place, p.why, p.operator) for p in report.sync_points).items():
+        times = f" <b>×{count}</b>" if count > 1 else ""
+        said = (escape(why) + shown_excerpt(excerpt_of(where)), why)
+        rows.append([text_cell(place(*where[:2]), "place"), said, (f"{escape(operator)}{times}", operator)])
+    left = f"<p>On a GPU the step waits there; not one CUDA graph: {escape(report.cuda_graph)}.</p>"
+    return table([("line", False), ("what", False), ("operator", False)], rows) + left
 
 
 def graphs(report: Findings) -> str:

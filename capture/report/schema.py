@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.3"
+VERSION = "1.4"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -62,6 +62,8 @@ SCHEMA: dict[str, Any] = {
         expert_regions=many(
             {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
         ),
+        sync_points=many(record(why=TEXT, operator=TEXT, **PLACE, function=TEXT, excerpt=maybe(EXCERPT))),
+        cuda_graph=TEXT,
         recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
         lines={
             "type": "object",

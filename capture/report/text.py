@@ -43,6 +43,7 @@ def body(report: Findings, width: int) -> Group:
         ("Graphs", graphs(report)),
         ("Graph breaks", breaks(report, width)),
         ("Expert regions", regions(report, width)),
+        ("Waits for the device", sync_points(report, width)),
         ("Guards", guards(report)),
         ("Captured again", recompiles(report)),
     ):
@@ -189,6 +190,22 @@ def regions(report: Findings, width: int) -> Group | None:
             if (excerpt := excerpt_of(blockers.get(row, ()))) is not None:
                 refusals.append(excerpt_text(excerpt, width))
     return Group(made, *refusals)
+
+
+def sync_points(report: Findings, width: int) -> Group | None:
+    """Where the step waits, and what that means for a CUDA graph."""
+    if not report.sync_points:
+        return None
+    lines: list[Text] = []
+    for (where, why, operator), count in Counter((p.place, p.why, p.operator) for p in report.sync_points).items():
+        text = Text(f"{place(*where[:2])} in {where[2]}", style="bold")
+        text.append(f"  {why}", style="yellow")
+        text.append(f"  [{operator}]{f' ×{count}' if count > 1 else ''}", style="dim")
+        if (excerpt := excerpt_of(where)) is not None:
+            text.append("\n").append(excerpt_text(excerpt, width, where[0]))
+            text.right_crop(1)
+        lines.append(text)
+    return Group(*lines, Text(f"on a GPU the step waits there; not one CUDA graph: {report.cuda_graph}", style="dim"))
 
 
 def guards(report: Findings) -> Group | None:
