@@ -490,6 +490,15 @@ class Attributes(Slots):
         for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
             del self.looked_up[key]
 
+    def takes_as_own(self, obj: Any, namespace: Any) -> bool:
+        """``copy.__dict__ = obj.__dict__.copy()``: a dict that the trace made, and no other object has, becomes what
+        a new object made for itself."""
+        objects, heap = self.objects, self.heap
+        taken = objects.is_new(obj) and objects.is_new(namespace) and type(namespace) is dict and not objects.inside
+        if taken := taken and heap.owner_of(namespace) is namespace:
+            heap.part_of[id(namespace)] = obj
+        return taken
+
     def is_old_defaults(self, name: str, value: Any) -> bool:
         """Whether C code would read an older dict, past what the step has changed in it."""
         return name == "__kwdefaults__" and self.objects.record_of(value) is not None
@@ -516,7 +525,7 @@ class Attributes(Slots):
                 self.call(setter, [on_type, obj, value], {})
                 return
             if self.objects.is_new(obj):
-                shared = name == "__dict__" and value is not obj
+                shared = name == "__dict__" and value is not obj and not self.takes_as_own(obj, value)
                 if type(on_type) is types.GetSetDescriptorType and (shared or self.is_old_defaults(name, value)):
                     where = f"the {name} of a {type_name(kind)} becomes a dict that others have, too"
                     raise Break("instance dict is shared", where, "update the one that is there")

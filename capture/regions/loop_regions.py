@@ -14,7 +14,7 @@ from moebius.lowering.values import same_shape
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED
 from ..tensors.arrays import ArrayNumber
-from ..torch_facts import torch_private
+from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.values import SYMBOLIC, TensorProxy
 from .active_experts import ActiveExperts
@@ -51,10 +51,10 @@ class Joined:
     value: TensorProxy
     initial: TensorProxy | None
 
-    def fake(self) -> torch.Tensor:
+    def fake(self, world: torch_fakes.FakeWorld) -> torch.Tensor:
         """Of what it is afterwards."""
         before = self.value if self.initial is None else self.initial
-        return carried_on(before.fake, self.value.fake)
+        return after_branch(world, before.fake, self.value.fake)
 
 
 class Appends(Protocol):
@@ -145,8 +145,16 @@ def has_attributes(tensor: TensorProxy) -> bool:
     return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
 
 
-def alike(before: Any, after: Any) -> bool:
-    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+def after_branch(world: torch_fakes.FakeWorld, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The fake of what the one side of a branch leaves as it was, and the other makes anew, with its own rows."""
+    if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
+        before = before.new_empty((world.unknown_count(), *before.shape[1:]), requires_grad=before.requires_grad)
+    return carried_on(before, after)
+
+
+def alike(before: Any, after: Any, rows: bool = False) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs. rows: how
+    many rows it has may be another matter."""
     if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
         return False
     if has_attributes(before) or has_attributes(after):
@@ -154,7 +162,8 @@ def alike(before: Any, after: Any) -> bool:
     a, b = before.fake, after.fake
     if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
         return False
-    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
+    first = int(rows and a.dim() > 0)  # (no stride is a number of rows)
+    return same_shape(tuple(a.shape[first:]), tuple(b.shape[first:])) and same_shape(a.stride(), b.stride())
 
 
 def reorder_placeholders(body: fx.GraphModule, loop: LoopRegion) -> None:

@@ -70,6 +70,14 @@ def lacks_fake(function: Any) -> Break:
     return Break("operator without a fake", name, "give it one: torch.library.register_fake; it runs natively")
 
 
+def sizes_of_new(args: tuple) -> tuple | None:
+    """Of ``tensor.new(2, 3)``; None where it is given values. (A graph has a Size as a tuple, which new takes for
+    these.)"""
+    if len(args) == 1 and is_kind(args[0], torch.Size):
+        return tuple(args[0])
+    return (args or (0,)) if all(type(arg) in (int, torch.SymInt) for arg in args) else None
+
+
 def depends_on_data(function: Any, error: Exception) -> Break:
     """The graph break where an operator's fake says that it needs real values, or where there is none."""
     if torch_fakes.lacks_fake(error):
@@ -255,8 +263,8 @@ class TensorOperations:
             )
         if name == "type" and args and is_kind(args[0], torch_private.LEGACY_TYPE):
             args = (f"{args[0].__module__}.{args[0].__name__}", *args[1:])  # which a graph's code can say
-        if name == "new" and len(args) == 1 and is_kind(args[0], torch.Size):
-            name = "new_empty"  # a graph has sizes as tuples, which new takes for values
+        if name == "new" and not kwargs and (sizes := sizes_of_new(args)) is not None:
+            name, args = "new_empty", (sizes,)
         if name == "size" and len(args) == 1 and is_kind(args[0], int):
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
