@@ -490,15 +490,6 @@ class Attributes(Slots):
         for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
             del self.looked_up[key]
 
-    def takes_as_own(self, obj: Any, namespace: Any) -> bool:
-        """``copy.__dict__ = obj.__dict__.copy()``: a dict that the trace made, and no other object has, becomes what
-        a new object made for itself."""
-        objects, heap = self.objects, self.heap
-        taken = objects.is_new(obj) and objects.is_new(namespace) and type(namespace) is dict and not objects.inside
-        if taken := taken and heap.owner_of(namespace) is namespace:
-            heap.part_of[id(namespace)] = obj
-        return taken
-
     def is_old_defaults(self, name: str, value: Any) -> bool:
         """Whether C code would read an older dict, past what the step has changed in it."""
         return name == "__kwdefaults__" and self.objects.record_of(value) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,6 +123,14 @@ class LoopRegion:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
         self.first, self.root_step, self.place = first, other.root_step, other.place
         self.put_back, self.value = other.put_back, other.value
+
+
+    def fakes(self, world: torch_fakes.FakeWorld) -> Iterator[torch.Tensor]:
+        """Of what it carries, afterwards, and of what a side gives out."""
+        for index in self.carried:
+            before, after = self.before[index], self.frame.locals[index]
+            yield before.fake.clone() if after is before else after_branch(world, before.fake, after.fake)
+        yield from (one.fake(world) for one in self.joined)
 
 
 def times(loops: list[LoopRegion]) -> int:

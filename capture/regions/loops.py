@@ -35,16 +35,7 @@ from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .conditional_lists import Lists, maybe_absent
-from .loop_regions import (
-    ONE,
-    ROWS,
-    LoopRegion,
-    after_branch,
-    alike,
-    has_attributes,
-    on_values,
-    reorder_placeholders,
-)
+from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
 from .two_sides import FirstSide
@@ -589,11 +580,7 @@ class Loops:
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
-            fakes = tuple(
-                b.fake.clone() if a is b else after_branch(tensors.world, b.fake, a.fake)
-                for b, a in zip(before, after, strict=True)
-            )
-            fakes += tuple(one.fake(tensors.world) for one in loop.joined)
+            fakes = tuple(loop.fakes(tensors.world))
         fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)

@@ -33,7 +33,7 @@ from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
 from .aliases import Aliases
-from .bounds import Bound, like_one_hot, open_classes
+from .bounds import Bound, like_one_hot, open_classes, sizes_of_new
 from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
@@ -68,14 +68,6 @@ def lacks_fake(function: Any) -> Break:
     """The graph break at an operator that has no form for fake tensors, or none for sizes and numbers that vary."""
     name = getattr(function, "__name__", str(function))
     return Break("operator without a fake", name, "give it one: torch.library.register_fake; it runs natively")
-
-
-def sizes_of_new(args: tuple) -> tuple | None:
-    """Of ``tensor.new(2, 3)``; None where it is given values. (A graph has a Size as a tuple, which new takes for
-    these.)"""
-    if len(args) == 1 and is_kind(args[0], torch.Size):
-        return tuple(args[0])
-    return (args or (0,)) if all(type(arg) in (int, torch.SymInt) for arg in args) else None
 
 
 def depends_on_data(function: Any, error: Exception) -> Break:
@@ -341,9 +333,12 @@ class TensorOperations:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
-        in_numbers = function in MADE_OF_NUMBERS and is_open((args, list(kwargs.values())))
+        in_numbers = function in MADE_OF_NUMBERS or torch_fakes.draws_into(function)
+        in_numbers = in_numbers and is_open((args, list(kwargs.values())))
         given = tuple(map(as_operand, args)) if function in ARITHMETIC else args
-        fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else given), fake_of(kwargs)
+        if in_numbers:
+            given, kwargs = self.numbers.examples(args), {k: self.numbers.examples(v) for k, v in kwargs.items()}
+        fake_args, fake_kwargs = fake_of(given), fake_of(kwargs)
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))

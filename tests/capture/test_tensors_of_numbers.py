@@ -1,6 +1,6 @@
 """Tensors that are made of numbers, or as many classes or rows, that differ from call to call: one capture.
 
-Ways to make one × where the number comes from.
+Ways to make one × where the number comes from; operators that take whole numbers which in C are no symbols.
 """
 
 from __future__ import annotations
@@ -42,6 +42,34 @@ MADE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+def noise(x: torch.Tensor, draw: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    assert draw(y) is y
+    return y
+
+
+OPERATORS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "linspace": lambda x, n: torch.linspace(0, 1, n),
+    "linspace by name": lambda x, n: torch.linspace(-1.0, 1.0, steps=n + 1, dtype=torch.float64),
+    "tril_indices": lambda x, n: torch.tril_indices(n, n + 1),
+    "triu_indices": lambda x, n: torch.triu_indices(n, n, offset=1),
+    "unfold": lambda x, n: torch.cat([x] * 3).T.unfold(1, n - 4, 1),
+    "unfold by steps": lambda x, n: torch.cat([x] * 3).unfold(0, 4, step=n),
+    "diag_embed": lambda x, n: torch.diag_embed(x, offset=n),
+    "diagonal": lambda x, n: (x @ x.T).diagonal(n - 5),
+    "bucketize": lambda x, n: torch.bucketize(x, torch.linspace(-2, 2, n)),
+    "normal_": lambda x, n: noise(x, lambda y: y.normal_(0, n)),
+    "normal_ by name": lambda x, n: noise(x, lambda y: y.normal_(mean=n / 2, std=0.1 * n)),
+    "uniform_": lambda x, n: noise(x, lambda y: y.uniform_(-n, n)),
+    "random_": lambda x, n: noise(x, lambda y: y.random_(0, n)),
+    "bernoulli_": lambda x, n: noise(x, lambda y: y.bernoulli_(1 / n)),
+    "exponential_": lambda x, n: noise(x, lambda y: y.exponential_(n)),
+    "geometric_": lambda x, n: noise(x, lambda y: y.geometric_(1 / n)),
+    "trunc_normal_": lambda x, n: torch.nn.init.trunc_normal_(torch.zeros_like(x), std=1 / n),
+    "kaiming": lambda x, n: torch.nn.init.uniform_(torch.empty_like(x), -(n**-0.5), n**-0.5),
+}
+
+
 def calls() -> list[tuple[torch.Tensor, int]]:
     draw = torch.Generator().manual_seed(0)
     return [(torch.randn(rows, 3, generator=draw), 20 - rows) for rows in (8, 6, 10, 5, 7, 9)]
@@ -59,6 +87,40 @@ def test_one_capture_for_all_numbers(made: str, number: str, backend: str) -> No
         assert torch.equal(want, got) and want.dtype is got.dtype and want.requires_grad == got.requires_grad
     counts = stats(captured)
     assert (counts.breaks, counts.misses <= 2) == (0, True), counts
+
+
+@pytest.mark.parametrize("number", ["a size", "an argument"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operators_that_take_whole_numbers(operator: str, number: str) -> None:
+    def step(x: torch.Tensor, n: int) -> Any:
+        y = OPERATORS[operator](x, NUMBERS[number](x, n))
+        known = y.dtype, y.dim(), y.is_contiguous(), y.requires_grad
+        (y * y + x.sum()).sum().backward()
+        return y, known, y.shape, y.stride()
+
+    captured = capture(step, backend="eager")
+    for x, n in calls():
+        ways = []
+        for one in (step, captured):
+            torch.manual_seed(0)
+            leaf = x.clone().requires_grad_()
+            ways.append([*one(leaf, n), leaf.grad])
+        (y, *want, grad), (z, *got, ours) = ways
+        assert torch.equal(y, z) and want == got and torch.equal(grad, ours)
+    assert stats(captured).misses <= 4, stats(captured)  # (a diagonal above the main one, and below)
+
+
+@pytest.mark.parametrize("steps", [-1, 0, 1])
+def test_too_few_steps_are_what_they_are_in_plain_python(steps: int) -> None:
+    def step(n: int) -> Any:
+        try:
+            return torch.linspace(0, 1, n)
+        except RuntimeError as error:
+            return torch.tensor(len(str(error)))
+
+    captured = capture(step, backend="eager")
+    for n in (7, 8, 9, steps):
+        assert torch.equal(captured(n), step(n))
 
 
 @pytest.mark.parametrize("classes", [-1, 0, 1, 2, 5])
