@@ -3,6 +3,7 @@
 from . import (
     agents,
     arrays,
+    capacities,
     engines,
     language,
     loops,
@@ -20,6 +21,6 @@ from . import (
 from .script import SCRIPTS, Script
 
 __all__ = [
-    "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
-    "published", "recommenders", "registries", "repositories", "routers", "runners", "structures",
+    "SCRIPTS", "Script", "agents", "arrays", "capacities", "engines", "language", "loops", "optimizing", "pictures",
+    "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners", "structures",
 ]  # fmt: skip

@@ -85,6 +85,14 @@ class Slots:
                 self.heap.part_of[id(value)] = obj
         return value if self.objects.record_of(value) else self.objects.made(value)
 
+    def takes_as_own(self, obj: Any, namespace: Any) -> bool:
+        """``copy.__dict__ = obj.__dict__.copy()``: a dict that the trace made, and no other object has, becomes what
+        a new object made for itself."""
+        made = self.objects.is_new(namespace) and type(namespace) is dict and not self.objects.inside
+        if made := made and self.heap.owner_of(namespace) is namespace:
+            self.heap.part_of[id(namespace)] = obj
+        return made
+
     def made_at_each_read(self, descriptor: Any, obj: Any, source: Source, name: str, value: Any) -> Any:
         """What C code makes anew whenever it is asked, as the shape of an array: it is guarded by what it holds."""
         items = value.values() if is_kind(value, dict) else value

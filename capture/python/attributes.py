@@ -516,7 +516,7 @@ class Attributes(Slots):
                 self.call(setter, [on_type, obj, value], {})
                 return
             if self.objects.is_new(obj):
-                shared = name == "__dict__" and value is not obj
+                shared = name == "__dict__" and value is not obj and not self.takes_as_own(obj, value)
                 if type(on_type) is types.GetSetDescriptorType and (shared or self.is_old_defaults(name, value)):
                     where = f"the {name} of a {type_name(kind)} becomes a dict that others have, too"
                     raise Break("instance dict is shared", where, "update the one that is there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from moebius.lowering.values import same_shape
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED
 from ..tensors.arrays import ArrayNumber
-from ..torch_facts import torch_private
+from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.values import SYMBOLIC, TensorProxy
 from .active_experts import ActiveExperts
@@ -51,10 +52,10 @@ class Joined:
     value: TensorProxy
     initial: TensorProxy | None
 
-    def fake(self) -> torch.Tensor:
+    def fake(self, world: torch_fakes.FakeWorld) -> torch.Tensor:
         """Of what it is afterwards."""
         before = self.value if self.initial is None else self.initial
-        return carried_on(before.fake, self.value.fake)
+        return after_branch(world, before.fake, self.value.fake)
 
 
 class Appends(Protocol):
@@ -124,6 +125,14 @@ class LoopRegion:
         self.put_back, self.value = other.put_back, other.value
 
 
+    def fakes(self, world: torch_fakes.FakeWorld) -> Iterator[torch.Tensor]:
+        """Of what it carries, afterwards, and of what a side gives out."""
+        for index in self.carried:
+            before, after = self.before[index], self.frame.locals[index]
+            yield before.fake.clone() if after is before else after_branch(world, before.fake, after.fake)
+        yield from (one.fake(world) for one in self.joined)
+
+
 def times(loops: list[LoopRegion]) -> int:
     """How often that runs which is recorded in these; 0 where the data decides."""
     if len(loops) == 1 and type(loops[0].rows) is RangeRows and not loops[0].skips:
@@ -145,8 +154,16 @@ def has_attributes(tensor: TensorProxy) -> bool:
     return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
 
 
-def alike(before: Any, after: Any) -> bool:
-    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+def after_branch(world: torch_fakes.FakeWorld, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The fake of what the one side of a branch leaves as it was, and the other makes anew, with its own rows."""
+    if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
+        before = before.new_empty((world.unknown_count(), *before.shape[1:]), requires_grad=before.requires_grad)
+    return carried_on(before, after)
+
+
+def alike(before: Any, after: Any, rows: bool = False) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs. rows: how
+    many rows it has may be another matter."""
     if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
         return False
     if has_attributes(before) or has_attributes(after):
@@ -154,7 +171,8 @@ def alike(before: Any, after: Any) -> bool:
     a, b = before.fake, after.fake
     if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
         return False
-    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
+    first = int(rows and a.dim() > 0)  # (no stride is a number of rows)
+    return same_shape(tuple(a.shape[first:]), tuple(b.shape[first:])) and same_shape(a.stride(), b.stride())
 
 
 def reorder_placeholders(body: fx.GraphModule, loop: LoopRegion) -> None:

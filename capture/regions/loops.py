@@ -32,7 +32,7 @@ from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
 from . import branches, two_sides
 from .active_experts import ActiveExperts, active_iterations
-from .autograd_joins import carried_on, found_by_iteration, refuse_iterations
+from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
@@ -414,7 +414,7 @@ class Loops:
         if loop.first is not None:
             changed = [i for i in changed if i not in loop.first.indices()]
         if is_kind(loop.rows, ONE):
-            carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
+            carried = [i for i in changed if alike(loop.before[i], frame.locals[i], rows=True)]
         else:
             carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
         if carried:
@@ -516,6 +516,8 @@ class Loops:
                 )
             if has_attributes(before) or has_attributes(after):
                 raise Break("expert loop carries a tensor with attributes", name, "set them after the loop")
+            if is_kind(loop.rows, ONE):  # (both are alike)
+                continue
             if before.fake.shape != after.fake.shape or before.fake.dtype != after.fake.dtype:
                 raise Break(
                     "expert loop carries a tensor that changes shape",
@@ -578,10 +580,7 @@ class Loops:
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
-            fakes = tuple(
-                b.fake.clone() if a is b else carried_on(b.fake, a.fake) for b, a in zip(before, after, strict=True)
-            )
-            fakes += tuple(one.fake() for one in loop.joined)
+            fakes = tuple(loop.fakes(tensors.world))
         fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)

@@ -112,7 +112,7 @@ def leave_second(loop: LoopRegion, first: FirstSide, stack: dict[int, Any], obje
         if index >= 0 or ~index < len(frame.stack):
             now.update(parts.of(frame.locals[index] if index >= 0 else frame.stack[~index], (index,)))
     for place, mine in first.joined.items():
-        if alike(mine, now.get(place)):
+        if alike(mine, now.get(place), rows=True):
             loop.joined.append(Joined(place, now[place], mine))
         else:
             unsure.add(place[0])

@@ -141,9 +141,20 @@ def like_one_hot(tensor: torch.Tensor, classes: Any) -> torch.Tensor:
 
 
 def open_classes(world: torch_fakes.FakeWorld, tensor: Any = None, num_classes: Any = -1, **_: Any) -> Any:
-    """How many classes ``one_hot`` is of, where values say it; None where it asks for none of the step's numbers."""
+    """How many classes ``one_hot`` is of, where values or sizes say it; None where it is a number that is known. (C
+    takes no size that varies here.)"""
     fits = is_kind(tensor, TensorProxy) and tensor.fake.dtype is torch.int64 and type(num_classes) is torch.SymInt
-    if not fits or not torch_private.depends_on_values(num_classes):
+    if not fits:
         return None
+    if not torch_private.depends_on_values(num_classes):
+        return num_classes if num_classes >= 1 else None
     # (-1 asks for as many as are met)
     return num_classes if torch_private.is_certain(num_classes >= 1) else world.unknown_count()
+
+
+def sizes_of_new(args: tuple) -> tuple | None:
+    """Of ``tensor.new(2, 3)``; None where it is given values. (A graph has a Size as a tuple, which new takes for
+    these.)"""
+    if len(args) == 1 and is_kind(args[0], torch.Size):
+        return tuple(args[0])
+    return (args or (0,)) if all(type(arg) in (int, torch.SymInt) for arg in args) else None

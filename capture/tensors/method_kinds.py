@@ -55,7 +55,9 @@ OTHER_KIND = frozenset(
 MADE_OF_BOUNDS = frozenset(
     {torch.arange, torch.nn.functional.one_hot, torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn}
 )
-# Functions that make a tensor of Python's numbers, whose values decide nothing else.
-MADE_OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
+# Functions that make a tensor of Python's numbers, whose values decide nothing else. (``new`` of sizes is new_empty.)
+MADE_OF_NUMBERS = frozenset(
+    {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor, torch.Tensor.new}
+)
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
 TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})

@@ -33,7 +33,7 @@ from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
 from .aliases import Aliases
-from .bounds import Bound, like_one_hot, open_classes
+from .bounds import Bound, like_one_hot, open_classes, sizes_of_new
 from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
@@ -255,8 +255,8 @@ class TensorOperations:
             )
         if name == "type" and args and is_kind(args[0], torch_private.LEGACY_TYPE):
             args = (f"{args[0].__module__}.{args[0].__name__}", *args[1:])  # which a graph's code can say
-        if name == "new" and len(args) == 1 and is_kind(args[0], torch.Size):
-            name = "new_empty"  # a graph has sizes as tuples, which new takes for values
+        if name == "new" and not kwargs and (sizes := sizes_of_new(args)) is not None:
+            name, args = "new_empty", (sizes,)
         if name == "size" and len(args) == 1 and is_kind(args[0], int):
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
@@ -333,9 +333,12 @@ class TensorOperations:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
-        in_numbers = function in MADE_OF_NUMBERS and is_open((args, list(kwargs.values())))
+        in_numbers = function in MADE_OF_NUMBERS or torch_fakes.draws_into(function)
+        in_numbers = in_numbers and is_open((args, list(kwargs.values())))
         given = tuple(map(as_operand, args)) if function in ARITHMETIC else args
-        fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else given), fake_of(kwargs)
+        if in_numbers:
+            given, kwargs = self.numbers.examples(args), {k: self.numbers.examples(v) for k, v in kwargs.items()}
+        fake_args, fake_kwargs = fake_of(given), fake_of(kwargs)
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))

@@ -6,6 +6,8 @@ Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -44,6 +46,7 @@ from .torch_private import (
 NO_CONTEXT = contextlib.nullcontext()
 # Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
 GROUPED = {getattr(where, name, None) for where, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))}
+IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
 SHORTER = (torch.float32, torch.float16)
 PADDED = 8  # a result whose width is a multiple of it is dense in every type
 
@@ -212,6 +215,7 @@ class FakeWorld:
 
     def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
+        function = python_form(function, args, kwargs)
         if self.ours and function in GROUPED and (dtype := taken_for_bfloat16(args)) is not None:
             with self.mode, self.recorder or NO_CONTEXT:
                 rows, weights, *rest = args
@@ -276,6 +280,42 @@ class FakeWorld:
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
         self.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+@functools.cache
+def overloads_of(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """An operator's, but those with ``out``; none of what is no operator in C."""
+    name = getattr(function, "__name__", "")
+    known = type(function) in IN_C and function in (getattr(torch, name, None), getattr(torch.Tensor, name, None))
+    packet: Any = getattr(torch.ops.aten, name, None) if known else None
+    return tuple(getattr(packet, each) for each in packet.overloads() if "out" not in each) if packet else ()
+
+
+@functools.cache
+def whole_numbers_of(function: Callable[..., Any]) -> frozenset[int | str]:
+    """The places and names of arguments that C takes for ints of today: ``steps`` of ``linspace``. (With another
+    axis it is another operator.)"""
+    if not hasattr(torch._refs, getattr(function, "__name__", "")):
+        return frozenset()
+    schemas = [each._schema for each in overloads_of(function)]
+    given = ((place, each.name, str(schema)) for schema in schemas for place, each in enumerate(schema.arguments))
+    found = [(place, name) for place, name, text in given if f"int {name}" in text and "dim" not in name]
+    return frozenset(key for one in found for key in one)
+
+
+def python_form(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The function, or torch's Python form of it where it would take a number that varies for one of today."""
+    keys = [key for key, each in (*enumerate(args), *kwargs.items()) if is_symbolic(each)]
+    found = bool(keys) and not whole_numbers_of(function).isdisjoint(keys)
+    return getattr(torch._refs, function.__name__) if found else function
+
+
+@functools.cache
+def draws_into(function: Callable[..., Any]) -> bool:
+    """Whether an operator draws numbers into a tensor that it is given, ``x.normal_(0, sigma)``: whatever else it is
+    given decides nothing that is known of that tensor."""
+    tag, overloads = torch.Tag.nondeterministic_seeded, overloads_of(function)
+    return bool(overloads) and all(tag in each.tags and each._schema.is_mutable for each in overloads)
 
 
 def taken_for_bfloat16(args: tuple) -> torch.dtype | None:

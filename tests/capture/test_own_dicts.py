@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from moebius import capture
+from moebius import capture, stats
 
 
 class Plain:
@@ -48,6 +48,32 @@ class Borg:
         self.__dict__ = self.shared
 
 
+def given(names: dict[str, Any]) -> Any:
+    """As ``clone_module`` of learn2learn and pickle's ``__setstate__`` make a copy."""
+    obj = Plain.__new__(Plain)
+    obj.__dict__ = names
+    return obj
+
+
+def given_another() -> Any:
+    obj = given({"k": 1})
+    before = obj.__dict__
+    obj.__dict__ = {"before": before}
+    before["k"] = 3
+    return obj
+
+
+def given_what_it_holds() -> Any:
+    names: dict[str, Any] = {"k": 2}
+    obj = given(names)
+    obj.names = names
+    names["list"] = [obj]
+    return obj
+
+
+PROTOTYPE = given({"k": 1, "tensor": torch.ones(2)})
+
+
 def a_function() -> Any:
     def inner(*, k: int = 0) -> int:
         return k
@@ -68,6 +94,8 @@ OWNERS: dict[str, Owner] = {
         "own dict that counts": OwnDictThatCounts, "function": a_function,
         "module": torch.nn.Module, "exception": lambda: ValueError(1), "namespace": types.SimpleNamespace,
         "partial": lambda: functools.partial(dict), "ordered": collections.OrderedDict,
+        "given": lambda: given({"k": 2}), "given a copy": lambda: given(vars(PROTOTYPE).copy()),
+        "given another": given_another, "given what it holds": given_what_it_holds,
     }.items()
 } | {
     "vars": (Plain, vars, lambda o: getattr(o, "k", 0)),
@@ -154,6 +182,38 @@ def test_an_object_and_its_own_dict_stay_one(owner: str, how: str, where: str):
         expected = outcome(lambda: plain(x_D.clone()), OWNERS[owner], HELD[how][1])
         Borg.shared.clear()
         assert outcome(lambda: captured(x_D.clone()), OWNERS[owner], HELD[how][1]) == expected
+
+
+@pytest.mark.parametrize("owner", ["given", "given a copy", "given another", "given what it holds"])
+def test_a_dict_that_is_given_is_no_graph_break(owner: str):
+    captured = capture(steps(OWNERS[owner], "itself")["of_the_result"], backend="eager")
+    captured(torch.ones(2)), captured(torch.ones(2))
+    assert (stats(captured).breaks, stats(captured).misses, stats(captured).hits) == (0, 1, 1)
+
+
+def given_to_two(x_D: torch.Tensor) -> Any:
+    names: dict[str, Any] = {"k": 1}
+    a, b = given(names), given(names)
+    a.k = 4
+    return x_D * b.k, vars(a) is vars(b) is names
+
+
+def given_behind_a_condition(x_D: torch.Tensor) -> Any:
+    names: dict[str, Any] = {"k": 1}
+    a, k = Plain(), x_D
+    if x_D.sum() > 0:
+        a.__dict__ = names
+        a.k = 4
+        k = x_D * 2
+    return k * names["k"], vars(a) is names
+
+
+@pytest.mark.parametrize("step", [given_to_two, given_behind_a_condition], ids=lambda step: step.__name__)
+def test_a_dict_that_is_given_in_other_ways(step: Callable[..., Any]):
+    captured = capture(step, backend="eager")
+    for factor in (1, -1, 1, -1):
+        (got, ours), (want, one) = captured(factor * torch.ones(2)), step(factor * torch.ones(2))
+        assert torch.equal(got, want) and ours is one
 
 
 def sets_first(a: Any, b: Any, x_D: torch.Tensor) -> torch.Tensor:

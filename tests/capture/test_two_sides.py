@@ -402,6 +402,87 @@ def test_both_ways(function, backend):
         assert (counts.graphs, counts.misses, counts.breaks, counts.hits) == (1, 1, 0, 11)
 
 
+# How a program keeps the first rows of many, by a condition on how many there are: capacity, in MoE.
+def truncated_if(x, rows):
+    if len(rows) > 2:
+        rows = rows[:2]
+    return x[rows] * 2
+
+
+def truncated_or_not(x, rows):
+    return x[rows[:2] if rows.numel() > 2 else rows]
+
+
+def truncated_in_both(x, rows):
+    if rows.shape[0] <= 2:
+        kept = rows * 1
+    else:
+        kept = rows[: len(x) // 3]
+    return x[kept] * len(kept)
+
+
+def grown(x, rows):
+    parts = x[rows]
+    if len(rows) < 3:
+        parts = torch.cat([parts, x.new_zeros(2)])
+    return parts * 3
+
+
+def of_two_tensors(x, rows):
+    kept, left = (x[rows], rows[2:]) if len(rows) > 2 else (x[rows] * 2, rows[:0])
+    return kept, left + 1
+
+
+def of_a_condition_on_values(x, rows):
+    y = x[:4].clone() if x.sum() > 0 else x * 3
+    return y * y.shape[0], rows
+
+
+def in_a_loop_over_experts(x, rows):
+    out, left = torch.zeros_like(x), rows
+    for e in range(3):
+        mine = (rows % 3 == e).nonzero().squeeze(-1)
+        if mine.numel() > 1:
+            mine = mine[:1]
+        if mine.numel() > 0:
+            out.index_add_(0, rows[mine], x[rows[mine]] * (e + 1))
+        left = torch.cat([left, mine]) if len(mine) else left
+    return out, left
+
+
+def rows_that_are_views(x, rows):
+    y = x * 1
+    part = y[:3] if x.sum() > 0 else y
+    part.add_(1)
+    return y, part
+
+
+ROWS = [truncated_if, truncated_or_not, truncated_in_both, grown, of_two_tensors, of_a_condition_on_values]
+ROWS += [in_a_loop_over_experts]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+@pytest.mark.parametrize("function", [*ROWS, rows_that_are_views], ids=lambda f: f.__name__)
+def test_sides_with_other_numbers_of_rows(function, backend):
+    def step(x):
+        return function(x, (x > 0).nonzero().squeeze(-1))
+
+    captured = capture(step, backend=backend)
+    for seed in range(24):
+        ways = []
+        for one in (captured, step):
+            leaf = torch.randn(6 + seed % 3, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+            given = one(leaf * 1)
+            given = given if isinstance(given, tuple) else (given,)
+            sum(value.sum() for value in given).backward()
+            ways.append([*given, leaf.grad])
+        for a, b in zip(*ways, strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
+    if function in ROWS:
+        counts = stats(captured)
+        assert (counts.breaks, counts.hits >= 22) == (0, True), counts
+
+
 class Counting(nn.Module):
     """The side that changes Python's objects keeps the branch out of the graph, and is run as often as it is taken."""
 
