@@ -115,7 +115,8 @@ def build_continuation(
     straight: bool = False,
     from_list: bool = False,
 ) -> types.CodeType:
-    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
+    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over,
+    unless a trace function has been set meanwhile.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result;
     ("yield", index) yields as the user's instruction there does, which has run already, and goes on at the index.
@@ -166,7 +167,9 @@ def build_continuation(
                 body.append(TryEnd(regions[id(open_region)]))
             if index in exit_of:
                 exit_state, target = exit_of[index]
-                on = Label()
+                on = Label()  # a debugger that was entered meanwhile is to find the frame's next line here
+                body += [*call_constant(native.is_traced, item.location), Instr("UNARY_NOT", location=item.location)]
+                body.append(Instr(JUMP_IF_FALSE, on, location=item.location))
                 if straight:
                     body.append(Instr("LOAD_FAST", STRAIGHT, location=item.location))
                     body.append(Instr(JUMP_IF_FALSE, on, location=item.location))
@@ -235,7 +238,7 @@ def build_continuation(
     room = max(code.co_stacksize, most, state.depth, len(arguments)) + 5
     counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
     made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
-    return with_weights(made, counts, result_before(instructions, state))
+    return with_weights(made, counts, result_before(instructions, state), (code, state.index))
 
 
 def result_before(instructions: list[Instr], state: State) -> Span | None:

@@ -28,7 +28,7 @@ from ..bytecode.stack_layout import callee_position
 from ..codegen.continuation_code import Beginning, CannotResume
 from ..codegen.effect_replay import EffectReplay
 from ..codegen.native_frames import as_python, left_first, over, skipped
-from ..codegen.native_parts import NativePart, timed
+from ..codegen.native_parts import NativePart
 from ..codegen.residual import Emitter
 from ..codegen.resume import Continuation
 from ..guards.program import CompiledGuards
@@ -311,8 +311,9 @@ def run_whole_natively(
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     attempt.objects.guards.forget(attempt.objects.dying)
     alone, code = as_python(attempt.request.function, owner.beginning)
-    native = NativePart(code)
-    run = timed(unless_raised(owner.below(alone), attempt.graph_break), native)
+    broken = attempt.graph_break
+    native = NativePart(code, broken.did_not_come if broken.reason == "exception" else None)
+    run = native.timed(owner.below(alone))
     return Segment(
         run if owner.beginning is None else left_first(owner.settled(run)),
         finish_guards(attempt, n_positional, kwnames),
@@ -431,7 +432,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
         parts.append(f"{emitter.constant(owner.below)}({text})" if position == callee and wants_hook(value) else text)
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
         run = owner.below(run)  # a property, an operator or a context of the user's
-    run = left_first(owner.settled(timed(run, attempt.native)))
+    run = left_first(owner.settled(attempt.native.timed(run)))
     return [f"return {emitter.constant(run)}({', '.join(parts)})"]
 
 

@@ -74,8 +74,8 @@ def test_where_the_values_come_from() -> None:
     assert model.startswith("model: an argument")
     (size,) = found["[0] * k"].origins
     assert size.startswith("k: computed at") and size.endswith("by `(x > 0).sum().item()`")
-    (x,) = found["native(  # noqa: E702"].origins  # behind a break the locals are what that left
-    assert x == "x: as the last graph break left it"
+    (x,) = found["native(  # noqa: E702"].origins
+    assert x == "x: an argument of step"
     assert "m_" not in str([item.origins for item in found.values()])
 
 
