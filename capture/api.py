@@ -6,6 +6,7 @@ import copyreg
 import functools
 import os
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -261,12 +262,17 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     assert captured is not None
 
     def run(*args: Any, **kwargs: Any) -> Report:
+        began = time.perf_counter()
         with recorded(captured, ALL) as record:
             result = target(*args, **kwargs)
+        took = time.perf_counter() - began
         bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
         if type(target) is CapturedModule:
             bound = (target.__dict__["__wrapped__"], *args)
-        return report_of_call(captured, record, result, bound, kwargs)
+        report = report_of_call(captured, record, result, bound, kwargs)
+        capturing = sum(cold.segment.seconds for cold in record.cold if cold.segment is not None)
+        report.seconds = {"capturing": capturing, "running": took - capturing}
+        return report
 
     return run
 
@@ -304,8 +310,8 @@ def with_cost(item: GraphBreak, seconds: float | None) -> GraphBreak:
 
 
 def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
-    if segment.captured is not None:
-        report.graphs.append(segment.captured)
+    if (graph := segment.graph) is not None:
+        report.graphs.append(graph)
     report.expert_regions += segment.regions
     report.guards += [shown(guard, code) for guard in segment.guards.records()]
 
@@ -340,7 +346,7 @@ def graphs_of_a_call(members: Iterable[Captured | None], family: dict[int, Captu
             member = next((one for one in family.values() if one.segments and one.function.__code__ == code), None)
         if member is not None and family.pop(id(member), None) is not None:
             newest = (member.segments or member.left)[-1]
-            count += newest.captured is not None
+            count += newest.graph is not None
             count += graphs_of_a_call([ref() for ref in newest.continuations], family)
     return count
 

@@ -21,21 +21,19 @@ from dataclasses import dataclass, field
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
-MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, span, (code, index))
+MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, (code, index, depth))
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 Function = tuple[str, str, int]  # file, qualified name, first line
-Span = tuple[int, int, int, int]  # line, column, last line, column behind the end
 
 
 def with_weights(
-    code: types.CodeType, weights: list[int], begins: Span | None, of: tuple[types.CodeType, int]
+    code: types.CodeType, weights: list[int], goes_on: tuple[types.CodeType, int, int]
 ) -> types.CodeType:
     """The code, which knows from now on how often each of its instructions (EXTENDED_ARG aside) counts: 0 for what is
-    not the user's. begins: the user's expression whose value is the last one on the stack where the code begins. of:
-    the code that it goes on with, and the instruction there."""
+    not the user's. goes_on: the code that it goes on with, the instruction there, and the depth of the stack."""
     if len(weights) != sum(1 for _ in own_weights(code)):
         return code  # (the assembler has put in some of its own: then all count)
-    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), begins, of)))
+    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), goes_on)))
 
 
 def weights_of(code: types.CodeType) -> bytes:
@@ -47,17 +45,12 @@ def weights_of(code: types.CodeType) -> bytes:
 def goes_on(code: types.CodeType) -> bool:
     """Whether it is code of ``with_weights``, which begins in the middle of a frame."""
     last = code.co_consts[-1] if code.co_consts else None
-    return type(last) is tuple and len(last) == 4 and last[0] == MARK
+    return type(last) is tuple and len(last) == 3 and last[0] == MARK
 
 
-def begins_behind(code: types.CodeType) -> Span | None:
-    """The expression that ``with_weights`` was given."""
+def goes_on_with(code: types.CodeType) -> tuple[types.CodeType, int, int] | None:
+    """What ``with_weights`` was given."""
     return code.co_consts[-1][2] if goes_on(code) else None
-
-
-def goes_on_with(code: types.CodeType) -> tuple[types.CodeType, int] | None:
-    """The code, and the instruction in it, that ``with_weights`` was given."""
-    return code.co_consts[-1][3] if goes_on(code) else None
 
 
 def own_weights(code: types.CodeType) -> Iterator[int]:

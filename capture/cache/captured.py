@@ -447,7 +447,7 @@ class Captured:
 
     def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str = "") -> None:
         """For reports: why the next capture is made."""
-        self.recompiles.append(Recompile(guard, old, new, file, line, hint))
+        self.recompiles.append(Recompile(guard, old, new, file, line, hint, call=self.call_number))
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -455,7 +455,8 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            said = told(failed, self.function.__code__, args, kwargs)
+            self.recompiles.append(why := Recompile(*said, self.call_number))
             log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
@@ -534,6 +535,12 @@ class Captured:
         """How often it was called."""
         return self.entry.hits + self.entry.misses
 
+    @property
+    def call_number(self) -> int:
+        """Which of the calls of what it belongs to this is, from 1."""
+        parent = self.parent()
+        return self.calls if parent is None else parent.call_number
+
     def stats(self) -> Stats:
         """Counts over the whole family. hits: calls that ran without capture; misses: calls that captured."""
         stats = Stats()
@@ -541,7 +548,7 @@ class Captured:
             stats.entries += len(member.segments)
             stats.hits += member.entry.hits
             stats.misses += member.entry.misses
-            stats.graphs += sum(s.captured is not None for s in member.segments)
+            stats.graphs += sum(s.graph is not None for s in member.segments)
             stats.breaks += sum(s.graph_break is not None for s in member.segments)
             stats.recompiles += member.recompiles
             stats.cold_seconds += member.cold_seconds

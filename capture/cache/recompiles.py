@@ -9,9 +9,9 @@ import types
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..bytecode.counting import begins_behind
-from ..bytecode.expressions import excerpt_at
-from ..codegen.continuation_code import is_own
+from ..bytecode.counting import goes_on_with
+from ..bytecode.expressions import Excerpt, on_the_stack
+from ..codegen.continuation_code import is_own, slot_of
 from ..guards import hints
 from ..guards.program import changed_in_class, changed_key, describe_object, differs
 from ..guards.recorder import Fact, describe
@@ -111,21 +111,26 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
 
 
 def written(text: str, code: types.CodeType) -> str:
-    """A text of a report without the names that only a continuation's code has: the last value on the stack is that of
-    the user's expression that the graph breaks at."""
-    span = begins_behind(code)
-    said = None if span is None else excerpt_at(code, span)
-    if said is not None:  # (what was on the stack is what the code takes last)
-        text = text.replace(f"L[{code.co_varnames[code.co_argcount - 1]!r}]", said.expression)
+    """A text of a report without the names that only a continuation's code has: a value on the stack is that of the
+    user's expression."""
+    for name in {*LOCAL.findall(text)}:
+        if is_own(name) and (said := left_on_stack(name, code)) is not None:
+            text = text.replace(f"L[{name!r}]", said.expression)
     return for_people(text)
+
+
+def left_on_stack(name: str, code: types.CodeType) -> Excerpt | None:
+    """The user's expression whose value a continuation takes by this name."""
+    before, slot = goes_on_with(code), slot_of(name)
+    return None if before is None or slot is None else on_the_stack(*before, slot)
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:
     """The user's line that needs the place: where an argument is entered under guards, the line that reads it first;
     of what a graph break left, the line of its expression."""
     local = LOCAL.search(name)
-    if local is not None and is_own(local.group(1)) and (span := begins_behind(code)) is not None:
-        return file, span[0]
+    if local is not None and (said := left_on_stack(local.group(1), code)) is not None:
+        return file, said.line
     if local is None or (file, line) != (code.co_filename, code.co_firstlineno):
         return file, line
     last = line

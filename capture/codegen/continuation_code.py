@@ -19,7 +19,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import ITERATOR_PLACES, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
-from ..bytecode.counting import Span, weights_of, with_weights
+from ..bytecode.counting import weights_of, with_weights
 from ..bytecode.instruction_templates import (
     JUMP_IF_FALSE,
     LOAD_CELL,
@@ -79,6 +79,12 @@ def is_own(name: str) -> bool:
 def on_stack(i: int) -> str:
     """The local that has the stack's value i, counted from the bottom."""
     return f"{STACK}{i}"
+
+
+def slot_of(name: str) -> int | None:
+    """Which of the stack's values has this name; None where it is no such name."""
+    number = name.removeprefix(STACK)
+    return int(number) if number != name and number.isdecimal() else None
 
 
 @dataclass(frozen=True)
@@ -238,17 +244,7 @@ def build_continuation(
     room = max(code.co_stacksize, most, state.depth, len(arguments)) + 5
     counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
     made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
-    return with_weights(made, counts, result_before(instructions, state), (code, state.index))
-
-
-def result_before(instructions: list[Instr], state: State) -> Span | None:
-    """Where the expression stands whose value is on top of the stack, if the instruction before has put it there."""
-    before = instructions[state.index - 1] if state.index and state.depth else None
-    if before is None or not before.name.startswith(("CALL", "BINARY_", "LOAD_ATTR", "COMPARE_")):
-        return None
-    at: Any = before.location
-    span = None if at is None else (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset)
-    return None if span is None or None in span else span
+    return with_weights(made, counts, (code, state.index, state.depth))
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:

@@ -167,8 +167,8 @@ class Identities(Store):
             return key.numbers.constant(key)  # type: ignore[attr-defined]
         if is_kind(key, SYMBOLIC):
             raise Break(
-                "symbolic size as a key",
-                "a dict or set is indexed with a number that is another one in each call, or a size that is dynamic",
+                "hash of a number that varies",
+                "a dict, a set or hash() needs the value of a number that is another one in each call",
                 "use a key that stays, or do it before or after the step",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)

@@ -160,12 +160,17 @@ def leave_to_call(callable: Callable[..., Any], args: tuple, kwargs: dict[str, A
     """The same for any call."""
 
 def call_timed(
-    clock: Callable[[], float], ended: Callable[[float, bool], Any], callable: Callable[..., Any], /, *args: Any, **kwargs: Any
+    clock: Callable[[], float],
+    ended: Callable[[float, bool], Any],
+    callable: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """``began = clock()``, call it, then ``ended(began, whether it raised)``, which no trace function sees."""
 
 def call_with_cells(code: Any, globals: dict[str, Any], n: int, values: list[Any], /) -> Any:
-    """Call a function over this code with the list, the first ``n`` of which it loses: they are the function's cells."""
+    """Call a function over this code with the list, whose first ``n`` items go: they are the function's cells."""
 
 def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,

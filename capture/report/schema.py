@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.3"
+VERSION = "1.4"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -27,6 +27,7 @@ def maybe(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 COUNTS = {"captured": WHOLE, "opaque": WHOLE, "native": WHOLE}
+TIMES = {"type": "object", "additionalProperties": NUMBER}
 PLACE = {"file": TEXT, "line": WHOLE}
 EXCERPT = record(**PLACE, text=TEXT, begin=WHOLE, end=WHOLE)
 SCHEMA: dict[str, Any] = {
@@ -41,13 +42,15 @@ SCHEMA: dict[str, Any] = {
         calls=maybe(record(hits=WHOLE, all=WHOLE, graphs=WHOLE)),
         verdict=TEXT,
         cold_seconds=NUMBER,
+        seconds=TIMES,
         coverage=record(**COUNTS),
         counting_stopped=YES,
         in_loops=WHOLE,
         functions=many(record(**PLACE, name=TEXT, **COUNTS, in_loops=WHOLE)),
         graphs=many(
             record(
-                name=TEXT, **PLACE, cold_seconds=NUMBER, operations=WHOLE, inputs=WHOLE, code=TEXT, fault=maybe(TEXT)
+                name=TEXT, **PLACE, cold_seconds=NUMBER, times=TIMES, operations=WHOLE, inputs=WHOLE, code=TEXT,
+                fault=maybe(TEXT),
             )
         ),
         breaks=many(
@@ -62,7 +65,7 @@ SCHEMA: dict[str, Any] = {
         expert_regions=many(
             {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
         ),
-        recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
+        recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT), call=WHOLE)),
         lines={
             "type": "object",
             "additionalProperties": {

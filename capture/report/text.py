@@ -222,7 +222,7 @@ def recompiles(report: Findings) -> Group | None:
     lines = []
     for number, item in enumerate(report.recompiles, 1):
         text = Text(f"{number}. ", style="dim").append(item.change, style="bold")
-        text.append(f"  {place(item.file, item.line)}", style="dim")
+        text.append(f"  {place(item.file, item.line)}{f', in call {item.call}' if item.call else ''}", style="dim")
         for line in item.entries if len(item.entries) > 1 else ():
             text.append(f"\n   {as_written(line)}", style="dim")
         if item.hint:

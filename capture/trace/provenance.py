@@ -90,7 +90,7 @@ def set_at(name: str, code: types.CodeType) -> str:
     call."""
     places: dict[str, None] = {}
     while (before := goes_on_with(code)) is not None:
-        code, index = before
+        code, index, _ = before
         found, from_the_start = set_before(code, index, name)
         places = {**dict.fromkeys(told(value_of(code, i)) for i in found), **places}
         if not from_the_start:
@@ -106,4 +106,5 @@ def value_of(code: types.CodeType, index: int) -> Place:
     instructions = decode(code).instructions
     at, before = instructions[index], instructions[max(index - 1, 0)]
     simple = before.line == at.line and before.opname.startswith(MAKES_ONE)
-    return Place((code.co_filename, at.line or code.co_firstlineno, code.co_qualname), *((code, before.offset) if simple else ()))
+    place = code.co_filename, at.line or code.co_firstlineno, code.co_qualname
+    return Place(place, code, before.offset) if simple else Place(place)

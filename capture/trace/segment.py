@@ -100,6 +100,13 @@ class Segment:
     watched: list[weakref.ref[Any]] = field(default_factory=list)
     continuations: list[weakref.ref[Any]] = field(default_factory=list)
 
+    @property
+    def graph(self) -> CapturedGraph | None:
+        """Its graph, for who counts graphs: one without an operator, which hands on its inputs, is none."""
+        nodes = () if self.captured is None else self.captured.gm.graph.nodes
+        has_one = any(node.op in ("call_function", "call_method", "call_module") for node in nodes)
+        return self.captured if has_one else None
+
 
 @torch_private.as_first_rank()
 def build(
@@ -149,6 +156,7 @@ def build(
     attempt.made = DeferredState([])
     if captured is not None:
         captured.cold_seconds = time.perf_counter() - started
+        captured.times["guards and code"] = captured.cold_seconds - sum(captured.times.values())
     return Segment(
         run,
         guards,
@@ -387,7 +395,10 @@ def make_graph(
         stage("lowering")
         whole_step = options.backend not in OWN and attempt.assumptions.whole_step
         wanted = replace(options.for_lowering(), whole_step=whole_step)
+        began = time.perf_counter()
         lowered = lower(captured, wanted)
+        by = "lowering" if options.backend in OWN else "backend"
+        captured.times = {"capture": began - started, by: time.perf_counter() - began}
     if lowered.fault is not None:
         captured.fault = lowering_failed(attempt.request.function, lowered.fault)
     for graph_module in {captured.gm, *lowered.modules}:

@@ -129,10 +129,16 @@ def before_a_closure(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAMS: list[Step] = [
-    entered, in_helper, in_disabled, in_module, in_sort, in_generator, behind_a_break, in_with, in_loop, in_try, in_closure,
-    before_a_closure,
+    entered, in_helper, in_disabled, in_module, in_sort, in_generator, behind_a_break, in_with, in_loop, in_try,
+    in_closure, before_a_closure,
 ]  # fmt: skip
-TYPED = {"n": "n\n" * 40, "s": "s\n" * 60, "r": "r\n" * 20, "w": "w\nn\nw\nn\nw\nn\nw\nc\n" * 3, "p": "p x\nup\np x\nn\nn\nc\n" * 3}
+TYPED = {
+    "n": "n\n" * 40,
+    "s": "s\n" * 60,
+    "r": "r\n" * 20,
+    "w": "w\nn\nw\nn\nw\nn\nw\nc\n" * 3,
+    "p": "p x\nup\np x\nn\nn\nc\n" * 3,
+}
 
 
 def said(function: Step, typed: str) -> list[str]:
