@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
+from .bytecode.user_code import SHOWS, shown_code
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
@@ -186,7 +187,8 @@ class CapturedModule:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
-        call.__qualname__ = type(module).__qualname__  # in reports
+        call.__qualname__ = type(module).__qualname__  # in reports, as is its place
+        vars(call)[SHOWS] = getattr(type(module).forward, "__code__", call.__code__)
         self.__dict__["__wrapped__"] = module
         self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)
@@ -278,7 +280,7 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
 
 
 def new_report(captured: Captured, result: Any = None) -> Report:
-    code = captured.function.__code__
+    code = shown_code(captured.function)
     return Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
 
 

@@ -328,7 +328,8 @@ class Captured:
         if not self.segments:
             self.leave_children()
         was = other_break(before, found.graph_break)
-        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
+        hint = "nothing to do: the first call alone did it" if found.graph_break is None else ""
+        self.tell_recompile("graph break", *was, before.file, before.line, hint)
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -466,7 +467,7 @@ class Captured:
             served = self.entry.hits - segment.hits_before >= RARE
             goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
-                hint, facts = hint_of(fact, args, kwargs), segment.guards.facts
+                hint, facts = hint_of(fact, self.function.__code__, args, kwargs), segment.guards.facts
                 tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs, facts))
             if goes:
                 self.forget(segment)

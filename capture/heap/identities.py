@@ -169,7 +169,7 @@ class Identities(Store):
             raise Break(
                 "hash of a number that varies",
                 "a dict, a set or hash() needs the value of a number that is another one in each call",
-                "use a key that stays, or do it before or after the step",
+                "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")

@@ -96,15 +96,16 @@ def set_at(name: str, code: types.CodeType) -> str:
         if not from_the_start:
             break
     else:
-        places = {f"an argument of {code.co_name}": None, **places}
-    said = " or ".join(list(places)[:MOST])
-    return said if said.startswith("an argument") else f"set at {said}"
+        given = f"an argument of {code.co_name}"
+        return f"{given}, or set at {' or '.join(places)}" if places else given
+    return f"set at {' or '.join(places)}"
 
 
 def value_of(code: types.CodeType, index: int) -> Place:
     """Of an instruction that sets a local, the one that has made the value, where they are one statement's."""
     instructions = decode(code).instructions
     at, before = instructions[index], instructions[max(index - 1, 0)]
-    simple = before.line == at.line and before.opname.startswith(MAKES_ONE)
+    joins = any(item.target == index for item in instructions)  # (several ways lead there)
+    simple = before.line == at.line and before.opname.startswith(MAKES_ONE) and not joins
     place = code.co_filename, at.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, before.offset) if simple else Place(place)

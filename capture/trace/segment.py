@@ -25,6 +25,7 @@ from ..bytecode.hidden_frames import hidden
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.progress import stage
 from ..bytecode.stack_layout import callee_position
+from ..bytecode.user_code import shown_code
 from ..codegen.continuation_code import Beginning, CannotResume
 from ..codegen.effect_replay import EffectReplay
 from ..codegen.native_frames import as_python, left_first, over, skipped
@@ -103,9 +104,9 @@ class Segment:
     @property
     def graph(self) -> CapturedGraph | None:
         """Its graph, for who counts graphs: one without an operator, which hands on its inputs, is none."""
-        nodes = () if self.captured is None else self.captured.gm.graph.nodes
-        has_one = any(node.op in ("call_function", "call_method", "call_module") for node in nodes)
-        return self.captured if has_one else None
+        graph = self.captured
+        kinds = () if graph is None else {node.op for node in graph.gm.graph.nodes}
+        return graph if {"call_function", "call_method", "call_module"}.intersection(kinds) else None
 
 
 @torch_private.as_first_rank()
@@ -383,14 +384,14 @@ def make_graph(
         node.meta["tensor"] = torch_private.weak_tensor(tensor)
     for place, memory in overlapping([tensor for _, tensor in real]).items():
         real[place][0].meta["memory"] = memory
-    code = attempt.request.function.__code__
+    code = shown_code(attempt.request.function)
     examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     first = next(
         (n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")),
         None,
     )
-    line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
-    captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
+    file, line, _ = (first and attempt_root(gm, code)) or (code.co_filename, code.co_firstlineno, "")
+    captured = CapturedGraph(gm, file, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
         whole_step = options.backend not in OWN and attempt.assumptions.whole_step
@@ -407,11 +408,11 @@ def make_graph(
 
 
 def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, str] | None:
-    """The root frame's line of the first operator."""
+    """The root frame's line of the first operator; below a call of ours, that of the frame which it calls."""
     for node in gm.graph.nodes:
-        stack = node.meta.get("stack") or ()
-        if node.op in ("call_function", "call_method") and stack and stack[0][0] == code.co_filename:
-            return stack[0]
+        root = next((place for place in node.meta.get("stack") or () if place[2] == code.co_qualname), None)
+        if node.op in ("call_function", "call_method") and root is not None and root[0] == code.co_filename:
+            return root
     return None
 
 
