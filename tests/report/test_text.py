@@ -127,7 +127,9 @@ def test_no_color(report: Report, monkeypatch: pytest.MonkeyPatch, variable: str
 @pytest.mark.parametrize("width", [80, 110, 200])
 def test_a_kind_of_guards_is_one_line(report: Report, width: int) -> None:
     tensor = "float32[8, 8] on cpu, requires grad, strides (8, 1)"
-    report.guards = [Guard(f"L['model'].a_long_name_{i}[{i}].weight", tensor, "a.py", 1) for i in range(9)] + [Guard(f"G(module_{i})['x']", "the same object as in the call before", "train.py", 12, 1.0) for i in range(9)]
+    report.guards = [Guard(f"L['model'].a_long_name_{i}[{i}].weight", tensor, "a.py", 1) for i in range(9)]
+    same = "the same object as in the call before"
+    report.guards += [Guard(f"G(module_{i})['x']", same, "train.py", 12, 1.0) for i in range(9)]
     lines = render(report, width).splitlines()
     begin = next(i for i, line in enumerate(lines) if "what they look at" in line)
     table = lines[begin + 2 : next(i for i in range(begin, len(lines)) if "more guard" in lines[i])]
