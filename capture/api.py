@@ -155,6 +155,11 @@ def keep_captured() -> None:
     """From now on what is captured stays alive with the process, for a report at its end."""
     global KEPT
     KEPT = KEPT or []
+    watch_captures()
+
+
+def watch_captures() -> None:
+    """From now on what is captured has its guards timed, and its report outlives it."""
     if take_snapshot not in BEFORE_IT_GOES:
         BEFORE_IT_GOES.append(take_snapshot)
 

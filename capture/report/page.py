@@ -367,7 +367,7 @@ def times(report: Findings) -> str:
     made = ""
     for name, parts, share in rows:
         bars = "".join(
-            f'<span class="{TIMES.get(part, "native")}" style="flex-grow:{seconds:.6g}"'
+            f'<span class="{TIMES.get(part, "native")}" style="flex-grow:{seconds / (sum(parts.values()) or 1.0):.4f}"'
             f' title="{escape(part)}: {duration(seconds)}"></span>'
             for part, seconds in parts.items()
         )
