@@ -1,4 +1,4 @@
-"""Of a loop over experts that stays a loop, the report names the user's line that is in the way, in words of the field."""
+"""Of a loop over experts that stays one, the report names the user's line that is in the way, in the field's words."""
 
 from __future__ import annotations
 
