@@ -6,6 +6,7 @@ import copyreg
 import functools
 import os
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,8 +15,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
+<<<<<<< HEAD
 from moebius.lowering.sync_points import sync_points
 
+=======
+from .bytecode.user_code import SHOWS, shown_code
+>>>>>>> origin/ready/report
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
@@ -155,6 +160,11 @@ def keep_captured() -> None:
     """From now on what is captured stays alive with the process, for a report at its end."""
     global KEPT
     KEPT = KEPT or []
+    watch_captures()
+
+
+def watch_captures() -> None:
+    """From now on what is captured has its guards timed, and its report outlives it."""
     if take_snapshot not in BEFORE_IT_GOES:
         BEFORE_IT_GOES.append(take_snapshot)
 
@@ -187,7 +197,8 @@ class CapturedModule:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
-        call.__qualname__ = type(module).__qualname__  # in reports
+        call.__qualname__ = type(module).__qualname__  # in reports, as is its place
+        vars(call)[SHOWS] = getattr(type(module).forward, "__code__", call.__code__)
         self.__dict__["__wrapped__"] = module
         self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)
@@ -263,18 +274,23 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     assert captured is not None
 
     def run(*args: Any, **kwargs: Any) -> Report:
+        began = time.perf_counter()
         with recorded(captured, ALL) as record:
             result = target(*args, **kwargs)
+        took = time.perf_counter() - began
         bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
         if type(target) is CapturedModule:
             bound = (target.__dict__["__wrapped__"], *args)
-        return report_of_call(captured, record, result, bound, kwargs)
+        report = report_of_call(captured, record, result, bound, kwargs)
+        capturing = sum(cold.segment.seconds for cold in record.cold if cold.segment is not None)
+        report.seconds = {"capturing": capturing, "running": took - capturing}
+        return report
 
     return run
 
 
 def new_report(captured: Captured, result: Any = None) -> Report:
-    code = captured.function.__code__
+    code = shown_code(captured.function)
     return Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
 
 
@@ -306,8 +322,8 @@ def with_cost(item: GraphBreak, seconds: float | None) -> GraphBreak:
 
 
 def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
-    if segment.captured is not None:
-        report.graphs.append(segment.captured)
+    if (graph := segment.graph) is not None:
+        report.graphs.append(graph)
     report.expert_regions += segment.regions
     report.sync_points += sync_points(segment.lowered.gm) if segment.lowered is not None else []
     report.guards += [shown(guard, code) for guard in segment.guards.records()]
@@ -343,7 +359,7 @@ def graphs_of_a_call(members: Iterable[Captured | None], family: dict[int, Captu
             member = next((one for one in family.values() if one.segments and one.function.__code__ == code), None)
         if member is not None and family.pop(id(member), None) is not None:
             newest = (member.segments or member.left)[-1]
-            count += newest.captured is not None
+            count += newest.graph is not None
             count += graphs_of_a_call([ref() for ref in newest.continuations], family)
     return count
 

@@ -81,7 +81,7 @@ class CapturedGraph:
         (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
     file, line: where the captured frame (or its part after a graph break) begins.
     fault: the error of ours because of which it runs as it was captured, if there was one.
-    cold_seconds: wall time from the call's start until this graph could run.
+    cold_seconds: wall time from the call's start until this graph could run; times: what of it went where.
     example_inputs: the fake values of the placeholders, in order.
     """
 
@@ -92,6 +92,7 @@ class CapturedGraph:
     example_inputs: tuple = ()
     name: str = "graph"
     fault: str | None = None
+    times: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -21,19 +21,20 @@ from dataclasses import dataclass, field
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
-MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, span)
+MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, (code, index, depth))
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 CACHE, RESUME, END_FOR = (dis.opmap.get(name, -1) for name in ("CACHE", "RESUME", "END_FOR"))
 Function = tuple[str, str, int]  # file, qualified name, first line
-Span = tuple[int, int, int, int]  # line, column, last line, column behind the end
 
 
-def with_weights(code: types.CodeType, weights: list[int], begins: Span | None) -> types.CodeType:
+def with_weights(
+    code: types.CodeType, weights: list[int], goes_on: tuple[types.CodeType, int, int]
+) -> types.CodeType:
     """The code, which knows from now on how often each of its instructions (EXTENDED_ARG aside) counts: 0 for what is
-    not the user's. begins: the user's expression whose value is the last one on the stack where the code begins."""
+    not the user's. goes_on: the code that it goes on with, the instruction there, and the depth of the stack."""
     if len(weights) != sum(1 for _ in own_weights(code)):
         return code  # (the assembler has put in some of its own: then all count)
-    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), begins)))
+    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), goes_on)))
 
 
 def weights_of(code: types.CodeType) -> bytes:
@@ -48,8 +49,8 @@ def goes_on(code: types.CodeType) -> bool:
     return type(last) is tuple and len(last) == 3 and last[0] == MARK
 
 
-def begins_behind(code: types.CodeType) -> Span | None:
-    """The expression that ``with_weights`` was given."""
+def goes_on_with(code: types.CodeType) -> tuple[types.CodeType, int, int] | None:
+    """What ``with_weights`` was given."""
     return code.co_consts[-1][2] if goes_on(code) else None
 
 

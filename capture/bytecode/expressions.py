@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from moebius.interpreter import decode
+
+from .liveness import falls_through
 from .user_code import is_library
 
 
@@ -76,6 +79,22 @@ def excerpt_at(code: types.CodeType, span: tuple[int, int, int, int]) -> Excerpt
     begin = len(encoded[:column].decode(errors="replace")) - indent
     until = len(text) if last > line else len(encoded[:end].decode(errors="replace")) - indent
     return Excerpt(code.co_filename, line, text, begin, until) if 0 <= begin < until <= len(text) else None
+
+
+def on_the_stack(code: types.CodeType, index: int, depth: int, slot: int) -> Excerpt | None:
+    """The expression whose value is on the stack before an instruction, where the stack is so deep; slot: which, from
+    the bottom. None where several ways lead there, or the source is not there."""
+    program = decode(code)
+    targets = {item.target for item in program.instructions} - {None}
+    at = index
+    while at > 0 and at not in targets and falls_through(before := program.instructions[at - 1]):
+        if depth == slot + 1:  # it is on top: what ran last has put it there
+            return excerpt_at(code, span) if (span := span_of(code, before.offset)) is not None else None
+        depth -= dis.stack_effect(before.opcode, before.arg if before.opcode >= dis.HAVE_ARGUMENT else None)
+        at -= 1
+        if depth <= slot:
+            return None
+    return None
 
 
 def users_place(stack: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:

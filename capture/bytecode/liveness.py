@@ -9,9 +9,9 @@ from moebius.interpreter import decode
 
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
-# Builtins, and ways to a frame object, that may read locals without naming them.
+# Builtins, and ways to a frame object or into a debugger, that may read locals without naming them.
 FRAME_READERS = frozenset({"_getframe", "currentframe", "f_locals"})
-READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super"}) | FRAME_READERS
+READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "breakpoint", "set_trace"}) | FRAME_READERS
 
 
 def falls_through(instruction: Any) -> bool:
@@ -47,6 +47,29 @@ def read_later(code: types.CodeType, index: int) -> set[str]:
             if before != live[i]:
                 live[i], changed = before, True
     return live[index]
+
+
+def set_before(code: types.CodeType, index: int, name: str) -> tuple[list[int], bool]:
+    """The instructions that may have given a local the value that it has before ``index``; whether it may also be the
+    one that it has at the beginning. Handlers are left out: where an exception came from, nobody asks."""
+    instructions = decode(code).instructions
+    ways: dict[int, list[int]] = {}
+    for i, instruction in enumerate(instructions):
+        for way in ([i + 1] if falls_through(instruction) else []) + [instruction.target]:
+            if way is not None:
+                ways.setdefault(way, []).append(i)
+    seen, work, found = {index}, [index], []
+    while work:
+        for i in ways.get(work.pop(), ()):
+            if i not in seen:
+                seen.add(i)
+                if instructions[i].opname == "STORE_DEREF" and instructions[i].argval == name:
+                    found.append(i)
+                elif ("STORE", name) in accesses(instructions[i]):
+                    found.append(i)
+                else:
+                    work.append(i)
+    return sorted(found), 0 in seen and 0 not in found
 
 
 def before_one(instruction: Any, after: set[str]) -> set[str]:

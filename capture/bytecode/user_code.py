@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sysconfig
+import types
 from importlib.util import find_spec
 
 STDLIB = sysconfig.get_path("stdlib")
@@ -39,3 +40,11 @@ def is_library(filename: str) -> bool:
     if filename.startswith(skipped()):
         return True
     return filename.startswith(STDLIB) and "site-packages" not in filename
+
+
+SHOWS = "moebius_shows"
+
+
+def shown_code(function: types.FunctionType) -> types.CodeType:
+    """The code that reports name for a captured function: of a call of ours, what it calls."""
+    return function.__dict__.get(SHOWS, function.__code__)

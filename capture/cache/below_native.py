@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..bytecode.hidden_frames import apart, hidden
-from ..hook import set_frame_callback, set_settler
+from ..hook import hooked_for, set_frame_callback, set_settler
 from ..options import Options
 from ..torch_facts import torch_private
 from .captured import Captured
-from .frames import OWNER, with_plain_arguments, worth_capturing
+from .frames import with_plain_arguments, worth_capturing
 
 MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
 
@@ -26,7 +26,7 @@ def captured_below(function: types.FunctionType) -> Any:
     """The entry of a function that is met now, None where it runs as it is."""
     if not worth_capturing(function):
         return None
-    owner: Captured | None = getattr(OWNER, "captured", None)
+    owner: Captured | None = hooked_for()
     if owner is not None:
         owner.met[function.__code__] += 1
         if owner.met[function.__code__] > MAX_MADE:

@@ -174,7 +174,7 @@ def why_native(root: Captured, record: CallRecord) -> str:
     return ""
 
 
-def say_traced(function: Any) -> None:
+def say_traced(cold: Any) -> None:
     """Once for each process, from the entry: captured calls run as Python for now."""
-    name = getattr(function, "__qualname__", "what is captured")
+    name = cold.__self__.function.__qualname__
     logging.getLogger("moebius").warning("%s, and all that is captured, runs as Python: %s", name, TRACED)

@@ -34,7 +34,7 @@ from ..guards import hints
 from ..guards.program import CompiledGuards
 from ..guards.recorder import Fact
 from ..heap.identities import is_bare
-from ..hook import Entry, call_hooked_for, call_unhooked, settle
+from ..hook import Entry, call_hooked_for, call_unhooked, leave_to_call, settle
 from ..hook.signals import SignalArrived, signals_wait
 from ..options import Options
 from ..report.failure import failure_file
@@ -62,7 +62,6 @@ from .continuations import (
 from .deterministic import deterministic
 from .environment_changes import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
-from .frames import OWNER
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
@@ -120,7 +119,7 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
-        self.entry = Entry(function if beginning is None else self.run_plain, self.cold)
+        self.entry = Entry(function if beginning is None else self.run_plain, self.cold, beginning is not None)
         self.deferred_state = DeferredState([])
         self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -142,13 +141,13 @@ class Captured:
 
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """No guards held: capture this call, keep what came of it, and run it."""
+        """No guards held: capture this call and keep what came of it, which runs once this frame is left."""
         with signals_wait(), uncounted():
             try:
                 run = apart(self.prepare, entry, args, kwargs)
             finally:
                 settle()
-        return run(*args, **kwargs)
+        return leave_to_call(run, args, kwargs)
 
     @hidden
     def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -294,7 +293,7 @@ class Captured:
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
             note_looked_at(self.entry, segment.guards.program, runs=True)
-            return self.runner(segment)(*args, **kwargs)
+            return leave_to_call(self.runner(segment), args, kwargs)
         return self.cold(self.entry, args, kwargs)
 
     def breaks_still(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -329,7 +328,8 @@ class Captured:
         if not self.segments:
             self.leave_children()
         was = other_break(before, found.graph_break)
-        self.tell_recompile("graph break", *was, before.file, before.line, before.hint)
+        hint = "nothing to do: the first call alone did it" if found.graph_break is None else ""
+        self.tell_recompile("graph break", *was, before.file, before.line, hint)
         return False
 
     def stale(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact, str] | None:
@@ -437,15 +437,7 @@ class Captured:
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
 
-        @hidden
-        def run(*args: Any, **kwargs: Any) -> Any:
-            outer = getattr(OWNER, "captured", None)
-            OWNER.captured = self
-            try:
-                return call_hooked_for(self.serial, callee, *args, **kwargs)
-            finally:
-                OWNER.captured = outer
-
+        run: Any = functools.partial(call_hooked_for, self.serial, self, callee)
         if isinstance(callee, types.FunctionType | types.MethodType):  # errors of the call name what the user called
             functools.update_wrapper(run, callee, ("__module__", "__name__", "__qualname__"), ())
         return run
@@ -456,7 +448,7 @@ class Captured:
 
     def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str = "") -> None:
         """For reports: why the next capture is made."""
-        self.recompiles.append(Recompile(guard, old, new, file, line, hint))
+        self.recompiles.append(Recompile(guard, old, new, file, line, hint, call=self.call_number))
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -464,7 +456,8 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            self.recompiles.append(why := Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            said = told(failed, self.function.__code__, args, kwargs)
+            self.recompiles.append(why := Recompile(*said, self.call_number))
             log_recompile(self.function.__qualname__, why.change, why.file, why.line, why.hint)
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
@@ -474,7 +467,7 @@ class Captured:
             served = self.entry.hits - segment.hits_before >= RARE
             goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
-                hint, facts = hint_of(fact, args, kwargs), segment.guards.facts
+                hint, facts = hint_of(fact, self.function.__code__, args, kwargs), segment.guards.facts
                 tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs, facts))
             if goes:
                 self.forget(segment)
@@ -543,6 +536,12 @@ class Captured:
         """How often it was called."""
         return self.entry.hits + self.entry.misses
 
+    @property
+    def call_number(self) -> int:
+        """Which of the calls of what it belongs to this is, from 1."""
+        parent = self.parent()
+        return self.calls if parent is None else parent.call_number
+
     def stats(self) -> Stats:
         """Counts over the whole family. hits: calls that ran without capture; misses: calls that captured."""
         stats = Stats()
@@ -550,7 +549,7 @@ class Captured:
             stats.entries += len(member.segments)
             stats.hits += member.entry.hits
             stats.misses += member.entry.misses
-            stats.graphs += sum(s.captured is not None for s in member.segments)
+            stats.graphs += sum(s.graph is not None for s in member.segments)
             stats.breaks += sum(s.graph_break is not None for s in member.segments)
             stats.recompiles += member.recompiles
             stats.cold_seconds += member.cold_seconds

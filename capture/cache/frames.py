@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import types
 from typing import Any
 
@@ -13,7 +12,6 @@ from ..bytecode.user_code import is_library
 from ..hook import mark_skip
 from ..trace.trace import traceable
 
-OWNER = threading.local()  # captured: whose native part runs
 TORCH = os.path.dirname(torch.__file__)
 # Of torch's, yet captured: where a checkpoint runs natively (below FSDP's hooks), nothing in it could be.
 WRAPPER = os.path.join(TORCH, "distributed/algorithms/_checkpoint/checkpoint_wrapper.py")

@@ -9,9 +9,9 @@ import types
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..bytecode.counting import begins_behind
-from ..bytecode.expressions import excerpt_at
-from ..codegen.continuation_code import is_own
+from ..bytecode.counting import goes_on, goes_on_with
+from ..bytecode.expressions import Excerpt, on_the_stack
+from ..codegen.continuation_code import is_own, slot_of
 from ..guards import hints
 from ..guards.program import changed_in_class, changed_key, describe_object, differs
 from ..guards.recorder import Fact, describe
@@ -33,6 +33,7 @@ class Failed:
     found: str
     far: int
     number: int  # of the capture, from 1, the oldest
+    call: tuple[str, str] = ("", "")  # the arguments that it was made for, and those of the call
     said: tuple[Any, ...] | None = None  # see ``guards.program.differs``
 
 
@@ -52,8 +53,14 @@ def failures(segments: list[Segment], args: tuple, kwargs: dict[str, Any]) -> di
         if fact is not None or found:
             far = 0 if fact is None else segment.guards.facts.index(fact)
             said = None if fact is None else differs(fact, args, kwargs)
-            made[id(segment)] = Failed(fact, found, far, number, said)
+            calls = in_words(*segment.call), in_words(len(args), tuple(kwargs))
+            made[id(segment)] = Failed(fact, found, far, number, calls, said)
     return made
+
+
+def in_words(positional: int, names: tuple[str, ...]) -> str:
+    """How a call gives its arguments: ``4 arguments, flags=…``."""
+    return ", ".join([f"{positional} argument{'s' * (positional != 1)}", *(f"{name}=…" for name in names)])
 
 
 def told(
@@ -68,7 +75,7 @@ def told(
         text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
         numbers.setdefault(text, []).append(str(one.number))
     lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
-    hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, args, kwargs)
+    hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, code, args, kwargs)
     return *change(best, code), hint, tuple(lines)
 
 
@@ -80,16 +87,17 @@ def other_break(before: Any, now: Any) -> tuple[str, str]:
     return before.reason, "none" if now is None else now.reason
 
 
-def hint_of(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str:
+def hint_of(fact: Fact, code: types.CodeType, args: tuple, kwargs: dict[str, Any]) -> str:
     now = met(fact, args, kwargs)
-    return hints.hint(fact, now, other_sizes(fact, now))
+    sizes = other_sizes(fact, now)
+    return hints.SIZES if sizes and goes_on(code) else hints.hint(fact, now, sizes)  # (no argument of the user's)
 
 
 def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, int]:
     """(guard, old, new, file, line) for people: of a dict or class the entry that changed, and who read it."""
     fact = failed.fact
     if fact is None:
-        return "arguments", "as before", failed.found, code.co_filename, code.co_firstlineno
+        return "the form of the call", *failed.call, code.co_filename, code.co_firstlineno
     record = fact.record
     kind, *rest = fact.check
     name, old, new, place = record.source, record.check, failed.found, (record.file, record.line)
@@ -111,21 +119,26 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
 
 
 def written(text: str, code: types.CodeType) -> str:
-    """A text of a report without the names that only a continuation's code has: the last value on the stack is that of
-    the user's expression that the graph breaks at."""
-    span = begins_behind(code)
-    said = None if span is None else excerpt_at(code, span)
-    if said is not None:  # (what was on the stack is what the code takes last)
-        text = text.replace(f"L[{code.co_varnames[code.co_argcount - 1]!r}]", said.expression)
+    """A text of a report without the names that only a continuation's code has: a value on the stack is that of the
+    user's expression."""
+    for name in {*LOCAL.findall(text)}:
+        if is_own(name) and (said := left_on_stack(name, code)) is not None:
+            text = text.replace(f"L[{name!r}]", said.expression)
     return for_people(text)
+
+
+def left_on_stack(name: str, code: types.CodeType) -> Excerpt | None:
+    """The user's expression whose value a continuation takes by this name."""
+    before, slot = goes_on_with(code), slot_of(name)
+    return None if before is None or slot is None else on_the_stack(*before, slot)
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:
     """The user's line that needs the place: where an argument is entered under guards, the line that reads it first;
     of what a graph break left, the line of its expression."""
     local = LOCAL.search(name)
-    if local is not None and is_own(local.group(1)) and (span := begins_behind(code)) is not None:
-        return file, span[0]
+    if local is not None and (said := left_on_stack(local.group(1), code)) is not None:
+        return file, said.line
     if local is None or (file, line) != (code.co_filename, code.co_firstlineno):
         return file, line
     last = line

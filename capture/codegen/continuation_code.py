@@ -19,7 +19,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import ITERATOR_PLACES, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
-from ..bytecode.counting import Span, weights_of, with_weights
+from ..bytecode.counting import weights_of, with_weights
 from ..bytecode.instruction_templates import (
     JUMP_IF_FALSE,
     LOAD_CELL,
@@ -81,6 +81,12 @@ def on_stack(i: int) -> str:
     return f"{STACK}{i}"
 
 
+def slot_of(name: str) -> int | None:
+    """Which of the stack's values has this name; None where it is no such name."""
+    number = name.removeprefix(STACK)
+    return int(number) if number != name and number.isdecimal() else None
+
+
 @dataclass(frozen=True)
 class Beginning:
     """Where a continuation begins in the user's code."""
@@ -115,7 +121,8 @@ def build_continuation(
     straight: bool = False,
     from_list: bool = False,
 ) -> types.CodeType:
-    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
+    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over,
+    unless a trace function has been set meanwhile.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result;
     ("yield", index) yields as the user's instruction there does, which has run already, and goes on at the index.
@@ -166,7 +173,9 @@ def build_continuation(
                 body.append(TryEnd(regions[id(open_region)]))
             if index in exit_of:
                 exit_state, target = exit_of[index]
-                on = Label()
+                on = Label()  # a debugger that was entered meanwhile is to find the frame's next line here
+                body += [*call_constant(native.is_traced, item.location), Instr("UNARY_NOT", location=item.location)]
+                body.append(Instr(JUMP_IF_FALSE, on, location=item.location))
                 if straight:
                     body.append(Instr("LOAD_FAST", STRAIGHT, location=item.location))
                     body.append(Instr(JUMP_IF_FALSE, on, location=item.location))
@@ -235,17 +244,7 @@ def build_continuation(
     room = max(code.co_stacksize, most, state.depth, len(arguments)) + 5
     counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
     made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
-    return with_weights(made, counts, result_before(instructions, state))
-
-
-def result_before(instructions: list[Instr], state: State) -> Span | None:
-    """Where the expression stands whose value is on top of the stack, if the instruction before has put it there."""
-    before = instructions[state.index - 1] if state.index and state.depth else None
-    if before is None or not before.name.startswith(("CALL", "BINARY_", "LOAD_ATTR", "COMPARE_")):
-        return None
-    at: Any = before.location
-    span = None if at is None else (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset)
-    return None if span is None or None in span else span
+    return with_weights(made, counts, (code, state.index, state.depth))
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:

@@ -7,8 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..bytecode.hidden_frames import hidden
-from ..hook import leave_to, mark_skip
+from ..hook import call_with_cells, leave_to, mark_skip
 from ..torch_facts import torch_private
 from .continuation_code import Beginning
 
@@ -47,14 +46,7 @@ def over(code: types.CodeType, globals_: dict[str, Any], n_cells: int) -> Callab
     """A callable over such code, with a list of the frame's cells and then of its state, which is empty afterwards."""
     if not n_cells:
         return types.FunctionType(code, globals_)
-
-    @hidden
-    def run(values: list[Any]) -> Any:
-        cells = tuple(values[:n_cells])
-        del values[:n_cells]
-        return types.FunctionType(code, globals_, None, None, cells)(values)
-
-    return run
+    return functools.partial(call_with_cells, code, globals_, n_cells)
 
 
 def left_first(run: Callable[[list[Any]], Any]) -> Callable[..., Any]:

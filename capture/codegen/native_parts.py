@@ -6,25 +6,27 @@ step, and no trace function needs to run for that.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from ..bytecode.hidden_frames import hidden
+from ..hook import call_timed
 
 KEPT = 16  # runs of a part, the newest
 
 
 class NativePart:
     """What runs as Python after one graph break. times: seconds of its newest runs that no report has counted.
-    met: whether the first run has been taken out of them; it captures what is below, fills caches, imports modules."""
+    met: whether the first run has been taken out of them; it captures what is below, fills caches, imports modules.
+    returned: told when a run has raised nothing."""
 
-    __slots__ = ("code", "met", "times")
+    __slots__ = ("code", "met", "returned", "times")
 
-    def __init__(self, code: Any):
-        self.code, self.met = code, False
+    def __init__(self, code: Any, returned: Callable[[], None] | None = None):
+        self.code, self.met, self.returned = code, False, returned
         self.times: deque[float] = deque(maxlen=KEPT)
 
     @property
@@ -40,22 +42,18 @@ class NativePart:
         self.met = True
         return self.times.pop()
 
+    def ended(self, began: float, raised: bool) -> None:
+        """A run of it."""
+        self.times.append(perf_counter() - began)
+        if self.returned is not None and not raised:
+            self.returned()
+        for listener in LISTENERS:
+            listener(self)
+
+    def timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, which is this part, with its time noted."""
+        return functools.partial(call_timed, perf_counter, self.ended, run)
+
 
 # Told when a native part has ended, in any thread: by reports that are being made.
 LISTENERS: list[Callable[[NativePart], None]] = []
-
-
-def timed(run: Callable[..., Any], part: NativePart) -> Callable[..., Any]:
-    """``run``, the native part, with its time noted."""
-
-    @hidden
-    def around(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        try:
-            return run(*args, **kwargs)
-        finally:
-            part.times.append(perf_counter() - began)
-            for listener in LISTENERS:
-                listener(part)
-
-    return around

@@ -47,6 +47,8 @@ TENSORS = {
     "stride": "call .contiguous() on it before the call",
     "storage_offset": "call .clone() on it before the call: it is a view into another tensor",
 }
+FLAG = "nothing to do where it stays: each of its two values is captured once"
+SIZES = "nothing to do: a size that varies becomes symbolic"
 TRAINING = "each way is captured by itself: call train() or eval() outside of the step, or leave it"
 GRADIENT = "with a gradient and without are captured each by itself: zero them in every step, or in none"
 NUMBER = "the step decides on this number, and each way is captured by itself: let it take few ways"
@@ -74,6 +76,8 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
         return RELATION
     if kind == "python" and type(now) in (int, float):
         return NUMBER
+    if kind == "equal" and type(now) is bool:
+        return FLAG
     return TEXT if kind == "equal" and type(now) is str else HINTS[kind]
 
 

@@ -167,9 +167,9 @@ class Identities(Store):
             return key.numbers.constant(key)  # type: ignore[attr-defined]
         if is_kind(key, SYMBOLIC):
             raise Break(
-                "symbolic size as a key",
-                "a dict or set is indexed with a number that is another one in each call, or a size that is dynamic",
-                "use a key that stays, or do it before or after the step",
+                "hash of a number that varies",
+                "a dict, a set or hash() needs the value of a number that is another one in each call",
+                "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")

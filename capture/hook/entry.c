@@ -24,6 +24,7 @@ typedef struct {
     PyObject *function, *cold, *dict, *weakrefs;
     VariantList *list;    /* NULL: none */
     unsigned long long hits, misses;
+    int goes_on;          /* `function` gives what is still to be run of a frame */
 } Entry;
 
 /* ---- lists ---- */
@@ -170,8 +171,8 @@ call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnam
    that it sees every line. Not ours, which counts what runs natively for a report. */
 static PyObject *own_tracer;
 
-static inline int
-is_traced(void)
+int
+mb_traced(void)
 {
     PyThreadState *thread = PyThreadState_GET();
     return thread->c_tracefunc != NULL && thread->c_traceobj != own_tracer;
@@ -189,7 +190,7 @@ PyObject *
 mb_is_traced(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    return PyBool_FromLong(is_traced());
+    return PyBool_FromLong(mb_traced());
 }
 
 /* Once in a process: a line of the log, which the trace function does not see being written. */
@@ -204,7 +205,7 @@ say_traced(Entry *entry)
     PyThreadState *thread = PyThreadState_GET();
     PyThreadState_EnterTracing(thread);
     PyObject *module = PyImport_ImportModule("moebius.cache.calls");
-    PyObject *done = module == NULL ? NULL : PyObject_CallMethod(module, "say_traced", "O", entry->function);
+    PyObject *done = module == NULL ? NULL : PyObject_CallMethod(module, "say_traced", "O", entry->cold);
     PyThreadState_LeaveTracing(thread);
     if (done == NULL) {
         PyErr_WriteUnraisable((PyObject *)entry);
@@ -219,9 +220,16 @@ call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kw
     if (mb_disabled) {
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
     }
-    if (is_traced()) {
+    if (mb_traced()) {
         say_traced(entry);
-        return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+        if (!entry->goes_on) {
+            return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+        }
+        PyThreadState *thread = PyThreadState_GET();
+        PyThreadState_EnterTracing(thread);
+        PyObject *rest = PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+        PyThreadState_LeaveTracing(thread);
+        return rest;
     }
     if (mb_hooked_threads == 0) {
         return call_guarded(entry, args, nargsf, kwnames);
@@ -237,10 +245,10 @@ call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kw
 
 /* What a frame returns that goes on elsewhere: the call is made by whoever called the frame, so that a loop with a graph
    break in each iteration does not go one call deeper with each, and so that nobody holds the frame's values but who goes
-   on with them. args: a tuple for an entry; for code that runs natively a list, which it is given and takes them out of. */
+   on with them. args: a tuple; for the rest of a frame that runs natively a list, which it is given and takes them out of. */
 typedef struct {
     PyObject_HEAD
-    PyObject *callable, *args;
+    PyObject *callable, *args, *keywords;
 } Continuation;
 
 static int
@@ -248,6 +256,7 @@ continuation_traverse(Continuation *continuation, visitproc visit, void *arg)
 {
     Py_VISIT(continuation->callable);
     Py_VISIT(continuation->args);
+    Py_VISIT(continuation->keywords);
     return 0;
 }
 
@@ -257,6 +266,7 @@ continuation_dealloc(Continuation *continuation)
     PyObject_GC_UnTrack(continuation);
     Py_CLEAR(continuation->callable);
     Py_CLEAR(continuation->args);
+    Py_CLEAR(continuation->keywords);
     PyObject_GC_Del(continuation);
 }
 
@@ -272,7 +282,7 @@ PyTypeObject mb_Continuation_Type = {
 
 /* Takes over the reference to `args`. */
 static PyObject *
-new_continuation(PyObject *callable, PyObject *args)
+new_continuation(PyObject *callable, PyObject *args, PyObject *keywords)
 {
     Continuation *continuation = args == NULL ? NULL : PyObject_GC_New(Continuation, &mb_Continuation_Type);
     if (continuation == NULL) {
@@ -281,6 +291,7 @@ new_continuation(PyObject *callable, PyObject *args)
     }
     continuation->callable = Py_NewRef(callable);
     continuation->args = args;
+    continuation->keywords = Py_XNewRef(keywords);
     PyObject_GC_Track(continuation);
     return (PyObject *)continuation;
 }
@@ -292,7 +303,7 @@ entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
     for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
         PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
     }
-    return new_continuation(entry, positional);
+    return new_continuation(entry, positional, NULL);
 }
 
 PyObject *
@@ -307,18 +318,35 @@ mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
     for (Py_ssize_t i = 1; values != NULL && i < n; i++) {
         PyList_SET_ITEM(values, i - 1, Py_NewRef(args[i]));
     }
-    return new_continuation(args[0], values);
+    return new_continuation(args[0], values, NULL);
 }
 
-/* What runs natively is ours still, and not to be captured again by the hook of a frame around it. */
+PyObject *
+mb_leave_to_call(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *callable, *positional, *keywords;
+    if (!PyArg_ParseTuple(args, "OO!O!:leave_to_call", &callable, &PyTuple_Type, &positional, &PyDict_Type, &keywords)) {
+        return NULL;
+    }
+    return new_continuation(callable, Py_NewRef(positional), keywords);
+}
+
 static PyObject *
-call_natively(PyObject *callable, PyObject *values)
+call_with(PyObject *callable, PyObject *args, PyObject *keywords)
+{
+    return PyList_CheckExact(args) ? PyObject_CallOneArg(callable, args) : PyObject_Call(callable, args, keywords);
+}
+
+/* What runs is ours still, and not to be captured again by the hook of a frame around it. */
+static PyObject *
+call_unhooked_with(PyObject *callable, PyObject *args, PyObject *keywords)
 {
     if (mb_hooked_threads == 0) {
-        return PyObject_CallOneArg(callable, values);
+        return call_with(callable, args, keywords);
     }
     HookScope scope = mb_hook_enter(0);
-    PyObject *result = PyObject_CallOneArg(callable, values);
+    PyObject *result = call_with(callable, args, keywords);
     mb_hook_leave(scope);
     return result;
 }
@@ -329,16 +357,17 @@ finished(PyObject *result)
 {
     while (result != NULL && Py_IS_TYPE(result, &mb_Continuation_Type)) {
         Continuation *continuation = (Continuation *)result;
-        PyObject *callable = continuation->callable, *args = continuation->args;
-        continuation->callable = continuation->args = NULL;
+        PyObject *callable = continuation->callable, *args = continuation->args, *keywords = continuation->keywords;
+        continuation->callable = continuation->args = continuation->keywords = NULL;
         Py_DECREF(continuation);
-        if (PyList_CheckExact(args)) {
-            result = call_natively(callable, args);
-        }
-        else {
+        if (Py_IS_TYPE(callable, &mb_Entry_Type) && keywords == NULL) {
             PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
             result = call_entry_once((Entry *)callable, items, (size_t)PyTuple_GET_SIZE(args), NULL);
         }
+        else {
+            result = call_unhooked_with(callable, args, keywords);
+        }
+        Py_XDECREF(keywords);
         Py_DECREF(args);
         Py_DECREF(callable);
     }
@@ -350,6 +379,59 @@ mb_finish(PyObject *module, PyObject *result)
 {
     (void)module;
     return finished(Py_NewRef(result));
+}
+
+/* ---- what runs natively: no frame of ours stands around it, for a debugger that is entered in it to stop in ---- */
+
+PyObject *
+mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    (void)module;
+    if (n < 3) {
+        PyErr_SetString(PyExc_TypeError, "call_timed(clock, ended, callable, *args, **kwargs) needs the first three");
+        return NULL;
+    }
+    PyObject *began = PyObject_CallNoArgs(args[0]);
+    if (began == NULL) {
+        return NULL;
+    }
+    PyObject *result = PyObject_Vectorcall(args[2], args + 3, (size_t)(n - 3) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyThreadState *thread = PyThreadState_GET();
+    PyThreadState_EnterTracing(thread);
+    PyObject *done = PyObject_CallFunctionObjArgs(args[1], began, result == NULL ? Py_True : Py_False, NULL);
+    PyThreadState_LeaveTracing(thread);
+    if (done == NULL) {
+        PyErr_WriteUnraisable(args[1]);
+    }
+    Py_XDECREF(done);
+    Py_DECREF(began);
+    PyErr_Restore(type, value, trace);
+    return result;
+}
+
+PyObject *
+mb_call_with_cells(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *code, *globals, *values, *result = NULL;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "O!O!nO!:call_with_cells", &PyCode_Type, &code, &PyDict_Type, &globals, &n, &PyList_Type,
+                          &values)) {
+        return NULL;
+    }
+    PyObject *function = PyFunction_New(code, globals), *first = PyList_GetSlice(values, 0, n);
+    PyObject *cells = first == NULL ? NULL : PyList_AsTuple(first);
+    Py_XDECREF(first);
+    if (function != NULL && cells != NULL && PyList_SetSlice(values, 0, n, NULL) == 0 &&
+        PyFunction_SetClosure(function, cells) == 0) {
+        Py_CLEAR(cells);
+        result = PyObject_CallOneArg(function, values);
+    }
+    Py_XDECREF(cells);
+    Py_XDECREF(function);
+    return result;
 }
 
 /* ---- tracebacks ---- */
@@ -438,9 +520,10 @@ copy_face(Entry *entry)
 static PyObject *
 entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"function", "cold", NULL};
+    static char *names[] = {"function", "cold", "goes_on", NULL};
     PyObject *function, *cold;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Entry", names, &function, &cold)) {
+    int goes_on = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|p:Entry", names, &function, &cold, &goes_on)) {
         return NULL;
     }
     if (!PyCallable_Check(function) || !PyCallable_Check(cold)) {
@@ -454,6 +537,7 @@ entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     entry->vectorcall = entry_vectorcall;
     entry->function = Py_NewRef(function);
     entry->cold = Py_NewRef(cold);
+    entry->goes_on = goes_on;
     entry->dict = PyDict_New();
     if (entry->dict == NULL || copy_face(entry) < 0) {
         Py_DECREF(entry);
@@ -651,8 +735,9 @@ PyTypeObject mb_Entry_Type = {
     .tp_name = "moebius.hook.native.Entry",
     .tp_basicsize = sizeof(Entry),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_doc = "Entry(function, cold)\n--\n\n"
-              "A callable in front of `function`: runs the first target whose guards hold, else cold(entry, args, kwargs).",
+    .tp_doc = "Entry(function, cold, goes_on=False)\n--\n\n"
+              "A callable in front of `function`: runs the first target whose guards hold, else cold(entry, args, kwargs). "
+              "goes_on: `function` is none of the user's, but gives what is still to be run of a frame.",
     .tp_new = entry_new,
     .tp_dealloc = (destructor)entry_dealloc,
     .tp_traverse = (traverseproc)entry_traverse,

@@ -184,6 +184,7 @@ pass_on(PyThreadState *tstate, mb_Frame *frame, int throwing)
 /* ---- frames that we take ---- */
 
 static __thread Owner owner;
+static __thread PyObject *whose;    /* borrowed from who calls */
 
 static int
 count_arguments(PyCodeObject *code)
@@ -280,7 +281,7 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
         return pass_on(tstate, frame, throwing);
     }
     PyCodeObject *code = mb_frame_code(frame);
-    if (throwing || code == NULL || passing.frame == frame || mb_disabled) {
+    if (throwing || code == NULL || passing.frame == frame || mb_disabled || mb_traced()) {
         return pass_on(tstate, frame, throwing);
     }
     CodeNote *note = mb_note_of((PyObject *)code, 0);
@@ -329,18 +330,28 @@ call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwn
 static PyObject *
 call_hooked_for(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    if (n < 2) {
-        PyErr_SetString(PyExc_TypeError, "call_hooked_for(owner, callable, *args, **kwargs) needs an owner and a callable");
+    if (n < 3) {
+        PyErr_SetString(PyExc_TypeError, "call_hooked_for(owner, whose, callable, *args, **kwargs) needs the first three");
         return NULL;
     }
     Owner before = owner, now = PyLong_AsUnsignedLongLong(args[0]);
+    PyObject *whose_before = whose;
     if (PyErr_Occurred()) {
         return NULL;
     }
     owner = now;
-    PyObject *result = call_hooked(module, args + 1, n - 1, kwnames);
+    whose = args[1];
+    PyObject *result = call_hooked(module, args + 2, n - 2, kwnames);
     owner = before;
+    whose = whose_before;
     return result;
+}
+
+static PyObject *
+hooked_for(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return Py_NewRef(whose == NULL ? Py_None : whose);
 }
 
 static PyObject *
@@ -401,8 +412,9 @@ PyMethodDef mb_frame_methods[] = {
     {"call_hooked", (PyCFunction)(void (*)(void))call_hooked, METH_FASTCALL | METH_KEYWORDS,
      "call_hooked(callable, /, *args, **kwargs): call it with the frame hook on for this thread."},
     {"call_hooked_for", (PyCFunction)(void (*)(void))call_hooked_for, METH_FASTCALL | METH_KEYWORDS,
-     "call_hooked_for(owner, callable, /, *args, **kwargs): what the callback attaches meanwhile is for this owner alone (a "
-     "number that is never used again, but 0), and is held weakly."},
+     "call_hooked_for(owner, whose, callable, /, *args, **kwargs): what the callback attaches meanwhile is for this owner "
+     "alone (a number that is never used again, but 0), and is held weakly."},
+    {"hooked_for", hooked_for, METH_NOARGS, "hooked_for(): `whose` of the innermost call_hooked_for, or None."},
     {"call_unhooked", (PyCFunction)(void (*)(void))call_unhooked, METH_FASTCALL | METH_KEYWORDS,
      "call_unhooked(callable, /, *args, **kwargs): call it with the frame hook off for this thread."},
     {"is_hooked", is_hooked, METH_NOARGS, "is_hooked() -> bool: whether the hook is on for this thread."},

@@ -110,6 +110,13 @@ static PyMethodDef methods[] = {
     {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
     {"leave_to", (PyCFunction)(void (*)(void))mb_leave_to, METH_FASTCALL,
      "leave_to(callable, *values): what a frame returns to be left first; then callable(list of the values) is called."},
+    {"leave_to_call", mb_leave_to_call, METH_VARARGS,
+     "leave_to_call(callable, args, kwargs): the same for any call."},
+    {"call_timed", (PyCFunction)(void (*)(void))mb_call_timed, METH_FASTCALL | METH_KEYWORDS,
+     "call_timed(clock, ended, callable, /, *args, **kwargs): began = clock(), call it, then ended(began, whether it raised), which "
+     "no trace function sees."},
+    {"call_with_cells", mb_call_with_cells, METH_VARARGS,
+     "call_with_cells(code, globals, n, values): code over the first n of a list as its cells, called with the rest of the list."},
     {"set_own_tracer", mb_set_own_tracer, METH_O,
      "set_own_tracer(function or None): the trace function under which captured calls still run captured."},
     {"is_traced", mb_is_traced, METH_NOARGS, "is_traced() -> bool: whether another trace function is set in this thread."},

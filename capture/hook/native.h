@@ -165,7 +165,11 @@ extern PyTypeObject mb_Entry_Type;
 extern PyTypeObject mb_Continuation_Type;
 PyObject *mb_finish(PyObject *module, PyObject *result);
 PyObject *mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *mb_leave_to_call(PyObject *module, PyObject *args);
+PyObject *mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
+PyObject *mb_call_with_cells(PyObject *module, PyObject *args);
 PyObject *mb_set_own_tracer(PyObject *module, PyObject *tracer);
+int mb_traced(void);
 PyObject *mb_is_traced(PyObject *module, PyObject *unused);
 
 /* frames.c */

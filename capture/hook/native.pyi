@@ -101,7 +101,8 @@ class Entry:
 
     A call runs the first target whose program holds, most recently hit first, with the same arguments; no frame is
     built for that and no hook installed. Without one it returns ``cold(entry, args, kwargs)``. While `disable` is in
-    force it calls `function`. It binds like a function and shows the function's name, doc, signature and attributes.
+    force it calls `function`. goes_on: that is none of the user's, but gives what is still to be run of a frame. It
+    binds like a function and shows the function's name, doc, signature and attributes.
     """
 
     function: Final[Callable[..., Any]]
@@ -110,7 +111,10 @@ class Entry:
     __name__: str
     __qualname__: str
     def __new__(
-        cls, function: Callable[..., Any], cold: Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any]
+        cls,
+        function: Callable[..., Any],
+        cold: Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any],
+        goes_on: bool = False,
     ) -> Entry: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
@@ -151,6 +155,22 @@ def finish(result: Any, /) -> Any:
 def leave_to(callable: Callable[[list[Any]], Any], /, *values: Any) -> Any:
     """The call of it with a list of the values, made by the entry below which the frame runs that returns this, once
     that frame is left: nobody but the list holds the values then."""
+
+def leave_to_call(callable: Callable[..., Any], args: tuple, kwargs: dict[str, Any], /) -> Any:
+    """The same for any call."""
+
+def call_timed(
+    clock: Callable[[], float],
+    ended: Callable[[float, bool], Any],
+    callable: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``began = clock()``, call it, then ``ended(began, whether it raised)``, which no trace function sees."""
+
+def call_with_cells(code: Any, globals: dict[str, Any], n: int, values: list[Any], /) -> Any:
+    """Call a function over this code with the list, whose first ``n`` items go: they are the function's cells."""
 
 def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
@@ -203,9 +223,11 @@ def settle() -> None:
 def call_hooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook on for this thread."""
 
-def call_hooked_for(owner: int, callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_hooked_for(owner: int, whose: Any, callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """As call_hooked. What the frame callback returns meanwhile is for this owner alone (a number from 1 on that is
-    never used again), and is held weakly."""
+    never used again), and is held weakly. ``hooked_for()`` gives ``whose`` meanwhile."""
+
+def hooked_for() -> Any: ...
 
 def call_unhooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook off for this thread."""

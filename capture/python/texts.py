@@ -117,7 +117,7 @@ class Texts:
         if not self.tensors.whole_step:
             raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
         if file is not None:
-            raise Break("print", "to a file of the step's own", "print to sys.stdout, or write after the step")
+            raise Break("print", "to another file than sys.stdout", "print to sys.stdout, or after the step")
         if not all(type(v) in ATOMS or self.is_part(v) or is_kind(v, Number) for v in values):
             raise Break("print", "of values that are not plain", "print numbers, strings and tensors")
         if not is_stream(sys.stdout):

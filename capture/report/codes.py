@@ -144,6 +144,7 @@ CODES = (
         17, "A number that only the running step knows",
         ("arithmetic on a number*", "arithmetic on a symbolic size", "arithmetic that may fail",
          "attribute of a number",
+         "hash of a number that varies",
          "identity of a number", "type of a number", "builtin that fails on a symbolic size", "symbolic size *",
          "C code that takes no number of ours", "plain value from other values", "*number of numpy's"),
         "A learning rate, a size or a count is computed with in a way that a graph cannot say.",

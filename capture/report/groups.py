@@ -10,7 +10,7 @@ from .records import Guard
 OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
 LIBRARY = re.compile(r"G\((moebius|torch)\b|builtins|sys\.modules|torch\b|moebius\b")
 CODE = "code and defaults unchanged"
-LIBRARIES = "torch, Python's builtins and what stands in for them"
+LIBRARIES = "torch and Python's builtins"
 
 
 @dataclass

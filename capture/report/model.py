@@ -34,7 +34,8 @@ class Findings:
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
     recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
-    captures, and status says no more than whether there are any.
+    captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
+    (its first run, where it was captured), with what looking at it added.
     """
 
     result: Any = None
@@ -55,6 +56,7 @@ class Findings:
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
     recompiles: list[Recompile] = field(default_factory=list)
     calls: tuple[int, int, int] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def count(self, how: str, counts: Counts, times: int = 1) -> None:
         """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
@@ -127,6 +129,7 @@ class Findings:
             "file": self.file,
             "line": self.line,
             "cold_seconds": self.cold_seconds,
+            "seconds": dict(self.seconds),
             "status": self.status,
             "why": self.why,
             "calls": None if self.calls is None else dict(zip(("hits", "all", "graphs"), self.calls, strict=True)),
@@ -235,6 +238,7 @@ def graph_dict(graph: CapturedGraph) -> dict[str, Any]:
         "file": graph.file,
         "line": graph.line,
         "cold_seconds": graph.cold_seconds,
+        "times": dict(graph.times),
         "operations": operations(graph),
         "inputs": inputs(graph),
         "code": graph.gm.code.strip(),

@@ -10,10 +10,12 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..bytecode.expressions import Excerpt, excerpt_of
 from ..guards.sources import as_written
 from .codes import by_name
+from .drawing import PHASES, drawing
 from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
@@ -30,12 +32,23 @@ from .words import (
     region_row,
 )
 
+if TYPE_CHECKING:
+    from moebius.lowering.graph import CapturedGraph
+
 HOWS = {
     "captured": "in a graph",
     "opaque": "run by Python for a call that a graph makes",
     "native": "run by Python itself",
 }
 LISTINGS_OPEN = 3
+TIMES = {  # what a part of a time is drawn as
+    "capture": "capture",
+    "capturing": "capture",
+    "lowering": "lowering",
+    "backend": "lowering",
+    "guards and code": "rest",
+    "running": "rest",
+}
 GROUPS_SHOWN = 12
 NUMBER = ' class="num"'
 
@@ -116,6 +129,7 @@ def chapter(report: Findings, index: int) -> str:
             *source(report),
             ("Waits for the device", len(report.sync_points), sync_points(report)),
             ("Graphs", len(report.graphs), graphs(report)),
+            ("Time", len(report.graphs), times(report)),
             ("Captured again", len(report.recompiles), recompiles(report)),
             ("Guards", len(report.guards), guards(report)),
         )
@@ -312,14 +326,68 @@ def graphs(report: Findings) -> str:
     for graph in report.graphs:
         code = graph.gm.code.strip()
         cards.append(
-            f'<details class="card"><summary class="cardhead"><b>{escape(graph.name)}</b>'
+            f'<details class="card graph"><summary class="cardhead"><b>{escape(graph.name)}</b>'
             f'<span class="place">{escape(place(graph.file, graph.line))}</span>'
             f'<span class="chip">{plural(operations(graph), "operation")}</span>'
             f'<span class="chip">{plural(inputs(graph), "input")}</span>'
             f'<span class="chip">cold {duration(graph.cold_seconds)}</span></summary>'
-            f'<pre class="fx">{escape(code)}</pre></details>'
+            f'{drawn(graph)}<details><summary>as FX code</summary><pre class="fx">{escape(code)}</pre></details>'
+            "</details>"
         )
     return "".join(cards)
+
+
+def drawn(graph: CapturedGraph) -> str:
+    """What the script draws on, its buttons, and the data."""
+    found = drawing(graph)
+    count = Counter(PHASES[node[3]] for node in found["nodes"])
+    phases = "".join(
+        f'<button type="button" data-phase="{index}"><i class="{name}"></i>{count[name]} {name}</button>'
+        for index, name in enumerate(PHASES)
+        if count[name]
+    )
+    tools = "".join(
+        f'<button type="button" data-key="{key}" aria-label="{said}">{shown}</button>'
+        for key, shown, said in (("+", "+", "larger"), ("-", "−", "smaller"), ("0", "fit", "all of it"))
+    )
+    label = "the graph: drag or arrow keys to move, + and − to zoom, 0 for all of it"
+    return (
+        f'<div class="tools"><input class="search" type="search" placeholder="search operators and lines"'
+        f' aria-label="search operators and lines">{phases}{tools}</div>'
+        f'<canvas tabindex="0" role="img" aria-label="{label}"></canvas><div class="said" aria-live="polite"></div>'
+        f'{template({**found, "phases": PHASES})}'
+    )
+
+
+def template(data: object) -> str:
+    """Data for the script."""
+    safe = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<template class="data">{escape(safe)}</template>'
+
+
+def times(report: Findings) -> str:
+    """Where the time went: of the call, of each graph's capture (on one scale), and of what runs natively in a call."""
+    rows: list[tuple[str, dict[str, float], float]] = [("this call", report.seconds, 1.0)] if report.seconds else []
+    most = max((graph.cold_seconds for graph in report.graphs), default=0.0)
+    for graph in report.graphs:
+        parts = graph.times or {"capture": graph.cold_seconds}
+        rows.append((f"{graph.name} {place(graph.file, graph.line)}", parts, graph.cold_seconds / (most or 1.0)))
+    native = {f"{place(b.file, b.line)} {b.reason}": (b.cost_us or 0.0) * 1e-6 for b, _ in counted(report.breaks)}
+    if sum(native.values()):
+        rows.append(("native parts of a call", native, 1.0))
+    made = ""
+    for name, parts, share in rows:
+        bars = "".join(
+            f'<span class="{TIMES.get(part, "native")}" style="flex-grow:{seconds / (sum(parts.values()) or 1.0):.4f}"'
+            f' title="{escape(part)}: {duration(seconds)}"></span>'
+            for part, seconds in parts.items()
+        )
+        said = ", ".join(f"{part} {duration(seconds)}" for part, seconds in parts.items() if part in TIMES)
+        made += (
+            f'<span class="place">{escape(name)}</span><div><div class="bar" style="width:{share * 100:.2f}%">{bars}'
+            f'</div><span class="note">{escape(said or duration(sum(parts.values())))}</span></div>'
+        )
+    return f'<div class="card times">{made}</div>'
 
 
 def recompiles(report: Findings) -> str:
@@ -345,7 +413,7 @@ def guards(report: Findings) -> str:
     groups = guard_groups(report.guards)
     summary: list[Sequence[tuple[str, str | float | None]]] = [
         [
-            text_cell(group.owner, "mono"),
+            text_cell(as_written(group.owner), "mono"),
             (str(len(group.guards)), len(group.guards)),
             (duration(None if group.cost_ns is None else group.cost_ns * 1e-9), group.cost_ns),
         ]
@@ -368,12 +436,10 @@ def guards(report: Findings) -> str:
         [as_written(source), as_written(check), where, count, round(costs[source, check, where], 1)]
         for (source, check, where), count in same.items()
     ]
-    data = json.dumps({"places": list(places), "rows": rows}, ensure_ascii=False, separators=(",", ":"))
     find = '<input class="search" type="search" placeholder="search all guards" aria-label="search all guards">'
-    safe = data.replace("<", "\\u003c")
     return (
         f'{made}<details class="guards"><summary>each of them</summary>{find}<div class="rows"></div>'
-        f'<template class="data">{escape(safe)}</template></details>'
+        f'{template({"places": list(places), "rows": rows})}</details>'
     )
 
 

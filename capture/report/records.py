@@ -83,7 +83,7 @@ class Recompile:
     it.
 
     hint: what one can do. entries: of each older capture, newest first, the first guard that failed. Where there are
-    several, ``guard`` is that of the capture that fitted best.
+    several, ``guard`` is that of the capture that fitted best. call: which of the calls it was, from 1.
     """
 
     guard: str
@@ -93,6 +93,7 @@ class Recompile:
     line: int
     hint: str = ""
     entries: tuple[str, ...] = ()
+    call: int = 0
 
     @property
     def change(self) -> str:

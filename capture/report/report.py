@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from html import escape
@@ -16,12 +17,12 @@ class Report(Findings):
     __doc__ = Findings.__doc__
 
     def __str__(self) -> str:
-        """The report as text: with colour on a terminal, plain anywhere else."""
+        """The report as text: with colour on a terminal (not with ``NO_COLOR``), plain anywhere else."""
         from .text import render
 
         terminal = bool(getattr(sys.stdout, "isatty", lambda: False)())
         width = shutil.get_terminal_size((110, 40)).columns if terminal else 110
-        return render(self, width=width, color=terminal)
+        return render(self, width=width, color=terminal and not os.environ.get("NO_COLOR"))
 
     def __repr__(self) -> str:
         return f"<Report of {self.name}: {self.verdict}>"

@@ -27,6 +27,7 @@ def maybe(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 COUNTS = {"captured": WHOLE, "opaque": WHOLE, "native": WHOLE}
+TIMES = {"type": "object", "additionalProperties": NUMBER}
 PLACE = {"file": TEXT, "line": WHOLE}
 EXCERPT = record(**PLACE, text=TEXT, begin=WHOLE, end=WHOLE)
 SCHEMA: dict[str, Any] = {
@@ -41,13 +42,15 @@ SCHEMA: dict[str, Any] = {
         calls=maybe(record(hits=WHOLE, all=WHOLE, graphs=WHOLE)),
         verdict=TEXT,
         cold_seconds=NUMBER,
+        seconds=TIMES,
         coverage=record(**COUNTS),
         counting_stopped=YES,
         in_loops=WHOLE,
         functions=many(record(**PLACE, name=TEXT, **COUNTS, in_loops=WHOLE)),
         graphs=many(
             record(
-                name=TEXT, **PLACE, cold_seconds=NUMBER, operations=WHOLE, inputs=WHOLE, code=TEXT, fault=maybe(TEXT)
+                name=TEXT, **PLACE, cold_seconds=NUMBER, times=TIMES, operations=WHOLE, inputs=WHOLE, code=TEXT,
+                fault=maybe(TEXT),
             )
         ),
         breaks=many(
@@ -62,9 +65,13 @@ SCHEMA: dict[str, Any] = {
         expert_regions=many(
             {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
         ),
+<<<<<<< HEAD
         sync_points=many(record(why=TEXT, operator=TEXT, **PLACE, function=TEXT, excerpt=maybe(EXCERPT))),
         cuda_graph=TEXT,
         recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
+=======
+        recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT), call=WHOLE)),
+>>>>>>> origin/ready/report
         lines={
             "type": "object",
             "additionalProperties": {

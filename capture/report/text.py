@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 
 from rich import box
@@ -17,10 +18,21 @@ from ..guards.sources import as_written
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import COUNTING_STOPPED, ONLY_CAPTURED, counted_once, duration, percent, place, plural, region_row
+from .words import (
+    COUNTING_STOPPED,
+    NOTHING_COUNTED,
+    ONLY_CAPTURED,
+    counted_once,
+    duration,
+    percent,
+    place,
+    plural,
+    region_row,
+)
 
 GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
+ROOM_OF_NUMBERS = 27  # in the table of guards: two columns of numbers, and what stands between columns
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
 
@@ -43,8 +55,12 @@ def body(report: Findings, width: int) -> Group:
         ("Graphs", graphs(report)),
         ("Graph breaks", breaks(report, width)),
         ("Expert regions", regions(report, width)),
+<<<<<<< HEAD
         ("Waits for the device", sync_points(report, width)),
         ("Guards", guards(report)),
+=======
+        ("Guards", guards(report, width)),
+>>>>>>> origin/ready/report
         ("Captured again", recompiles(report)),
     ):
         if part is not None:
@@ -81,7 +97,7 @@ def coverage_bar(report: Findings, width: int) -> Text:
     total = sum(report.coverage.values())
     text = Text()
     if not total:
-        return text.append("no user instructions were counted", style="dim")
+        return text.append(NOTHING_COUNTED if report.graphs else "no user instructions ran", style="dim")
     for how, symbol in (("captured", "█"), ("opaque", "▒"), ("native", "░")):
         count = report.coverage[how]
         cells = max(1, round(width * count / total)) if count else 0
@@ -141,11 +157,14 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
         text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
     called = "from"
-    for file, line, function in item.stack:
-        if (file, line, function) == (item.file, item.line, item.function):
+    for entry, same in itertools.groupby(item.stack):
+        file, line, function = entry
+        if entry == (item.file, item.line, item.function):
             called = "into"
         else:
-            text.append(f"\n  {called}  {place(file, line)} in {function}", style="dim")
+            times = len(list(same))
+            said = f"\n  {called}  {place(file, line)} in {function}{f' ×{times}' if times > 1 else ''}"
+            text.append(said, style="dim")
     if item.cost_us is not None:
         took = duration(item.cost_us * 1e-6) if item.cost_us >= 1 else "under 1 µs"
         text.append(f"\n  cost  {took} of Python a call", style="dim")
@@ -186,12 +205,14 @@ def regions(report: Findings, width: int) -> Group | None:
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
         made.add_row(where + (f" ×{count}" if count > 1 else ""), idiom, experts, top_k, became, kernel, saved)
         if refusal:
+            excerpt = excerpt_of(blockers.get(row, ()))
             refusals.append(Text(f"why {where} stays a loop: {refusal}", style="red"))
-            if (excerpt := excerpt_of(blockers.get(row, ()))) is not None:
+            if excerpt is not None:
                 refusals.append(excerpt_text(excerpt, width))
     return Group(made, *refusals)
 
 
+<<<<<<< HEAD
 def sync_points(report: Findings, width: int) -> Group | None:
     """Where the step waits, and what that means for a CUDA graph."""
     if not report.sync_points:
@@ -209,21 +230,29 @@ def sync_points(report: Findings, width: int) -> Group | None:
 
 
 def guards(report: Findings) -> Group | None:
+=======
+def guards(report: Findings, width: int) -> Group | None:
+>>>>>>> origin/ready/report
     if not report.guards:
         return None
     groups = guard_groups(report.guards)
     made = table("what they look at", "guards", "slowest", "asked at", "a call", right=("guards", "a call"))
+    places = [place(guard.file, guard.line) for group in groups[:GROUPS_SHOWN] for guard in group.guards]
+    room = max(width - max(map(cell_len, places)) - ROOM_OF_NUMBERS, 24)  # one line each
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        slowest = shorten(as_written(f"{first.source.removeprefix(group.owner)} {first.check}").strip(), 40)
-        owner, where = shorten(as_written(group.owner), 40), place(first.file, first.line)
+        owner, where = shorten(as_written(group.owner), min(room * 2 // 5, 40)), place(first.file, first.line)
+        rest = as_written(f"{first.source.removeprefix(group.owner)} {first.check}").strip()
+        slowest = shorten(rest, room - min(room * 2 // 5, 40))
         made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]
-    said = [f"{sum(len(group.guards) for group in left)} more guards of {len(left)} others"] if left else []
+    said = [f"{plural(sum(len(group.guards) for group in left), 'more guard')} of other kinds"] if left else []
     if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
         total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
-        said.append(f"{total} a call for all {len(timed)} that were timed")
+        several = report.calls is not None and len(report.graphs) > report.calls[2]
+        how = "for those of all captures together: a call passes those of one" if several else "a call"
+        said.append(f"{total} {how}, {len(timed)} were timed")
     return Group(made, Text(", ".join(said), style="dim")) if said else Group(made)
 
 
@@ -239,7 +268,7 @@ def recompiles(report: Findings) -> Group | None:
     lines = []
     for number, item in enumerate(report.recompiles, 1):
         text = Text(f"{number}. ", style="dim").append(item.change, style="bold")
-        text.append(f"  {place(item.file, item.line)}", style="dim")
+        text.append(f"  {place(item.file, item.line)}{f', in call {item.call}' if item.call else ''}", style="dim")
         for line in item.entries if len(item.entries) > 1 else ():
             text.append(f"\n   {as_written(line)}", style="dim")
         if item.hint:

@@ -13,8 +13,9 @@ CAPTURE, CALL = 1, 2  # rows
 
 
 def events(report: Findings) -> list[dict[str, Any]]:
-    """Complete events ("X"), in microseconds: graphs as they were captured, one after another, and native parts
-    of the call. Only lengths are known, so each row begins at 0 and has no gaps."""
+    """Complete events ("X"), in microseconds: graphs as they were captured, one after another, each with its parts
+    (capture, lowering or a backend, guards and code), and native parts of the call. Only lengths are known, so each row
+    begins at 0 and has no gaps."""
     made: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
         for tid, name in ((CAPTURE, "capture and lowering"), (CALL, "native parts of the call"))
@@ -24,6 +25,11 @@ def events(report: Findings) -> list[dict[str, Any]]:
         length = graph.cold_seconds * 1e6
         where = {"at": place(graph.file, graph.line)}
         made.append({"ph": "X", "pid": 1, "tid": CAPTURE, "name": graph.name, "ts": at, "dur": length, "args": where})
+        begins = at
+        for part, seconds in graph.times.items():
+            took = seconds * 1e6
+            made.append({"ph": "X", "pid": 1, "tid": CAPTURE, "name": part, "ts": begins, "dur": took, "args": where})
+            begins += took
         at += length
     at = 0.0
     for item in report.breaks:

@@ -15,7 +15,10 @@ class ReportOnce(TrainerCallback):
     """
 
     def __init__(self, step: int = 2, html: str | Path | None = None):
+        from ..api import watch_captures
+
         self.step, self.html, self.done = step, html, False
+        watch_captures()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.done or state.global_step < self.step or not state.is_world_process_zero:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moebius.lowering.graph import ExpertRegion
+
+
+PATHS = re.compile(r"(/[^\s():]+\.py):(\d+)")  # in what other rooms say
 
 
 def short(file: str) -> str:
@@ -66,6 +70,7 @@ def counted_once(count: int) -> str:
     return f"{said}, or are run by backward(): each is counted once, however often it runs"
 
 
+NOTHING_COUNTED = "instructions are counted of code that is in a file: of this, none were"
 ONLY_CAPTURED = "what ran natively after graph breaks was not counted: explain one call to count it"
 COUNTING_STOPPED = (
     "more ran natively: counting stopped in a long native part, so that its time could be measured; explain a later"
@@ -88,5 +93,5 @@ def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str
         region.lowered,
         region.kernel,
         byte_size(region.saved_bytes),
-        region.refusal or "",
+        PATHS.sub(lambda found: place(found[1], int(found[2])), region.refusal or ""),
     )

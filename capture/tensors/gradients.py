@@ -406,8 +406,8 @@ class Gradients:
                 if leaf is None or (is_kind(leaf.real, torch.Tensor) and not leaf.real.is_leaf):
                     raise Break(
                         "Tensor.backward",
-                        "the autograd graph reaches back beyond this graph",
-                        "nothing to do: backward runs between two graphs",
+                        "what it goes back through was computed before an earlier graph break",
+                        "move what breaks the graph between the forward part and this call behind it",
                     )
                 found[id(leaf)] = leaf
         return list(found.values()), seen

@@ -7,10 +7,11 @@ import re
 import types
 from typing import Any
 
-from moebius.interpreter import UNSET, Frame, is_kind
+from moebius.interpreter import UNSET, Frame, decode, is_kind
 
-from ..bytecode.counting import goes_on
+from ..bytecode.counting import goes_on_with
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
+from ..bytecode.liveness import set_before
 from ..bytecode.user_code import is_ours
 from ..guards.sources import as_written
 from ..heap.objects import Objects
@@ -19,6 +20,8 @@ from ..values.numbers import Number
 from ..values.values import SYMBOLIC, TensorProxy
 
 MOST = 4  # variables of one expression
+# Instructions whose value is their expression's.
+MAKES_ONE = ("CALL", "BINARY_", "UNARY_", "COMPARE_", "LOAD_", "BUILD_", "LIST_", "IS_OP", "CONTAINS_OP", "FORMAT_")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
 
 
@@ -64,14 +67,45 @@ def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer
     place = None if node is None else users_place(node.meta.get("stack", ()))
     if place is None:
         return ""
+    return "computed at " + told(place)
+
+
+def told(place: tuple[Any, ...]) -> str:
+    """A place, and the expression there."""
     excerpt, where = excerpt_of(place), f"{os.path.basename(place[0])}:{place[1]}"
-    return f"computed at {where}" + (f" by `{excerpt.expression}`" if excerpt is not None else "")
+    return where + (f" by `{excerpt.expression}`" if excerpt is not None else "")
 
 
 def by_source(name: str, source: str, code: types.CodeType) -> str:
     if OURS.search(source):
         return ""
     if source == f"L[{name!r}]":
-        return "as the last graph break left it" if goes_on(code) else f"an argument of {code.co_name}"
+        return set_at(name, code)
     path = as_written(source)
     return f"the global {path}" if source.startswith("G(") else f"read from {path}"
+
+
+def set_at(name: str, code: types.CodeType) -> str:
+    """Where a local has its value from that it has as the code begins: a statement before the last graph break, or the
+    call."""
+    places: dict[str, None] = {}
+    while (before := goes_on_with(code)) is not None:
+        code, index, _ = before
+        found, from_the_start = set_before(code, index, name)
+        places = {**dict.fromkeys(told(value_of(code, i)) for i in found), **places}
+        if not from_the_start:
+            break
+    else:
+        given = f"an argument of {code.co_name}"
+        return f"{given}, or set at {' or '.join(places)}" if places else given
+    return f"set at {' or '.join(places)}"
+
+
+def value_of(code: types.CodeType, index: int) -> Place:
+    """Of an instruction that sets a local, the one that has made the value, where they are one statement's."""
+    instructions = decode(code).instructions
+    at, before = instructions[index], instructions[max(index - 1, 0)]
+    joins = any(item.target == index for item in instructions)  # (several ways lead there)
+    simple = before.line == at.line and before.opname.startswith(MAKES_ONE) and not joins
+    place = code.co_filename, at.line or code.co_firstlineno, code.co_qualname
+    return Place(place, code, before.offset) if simple else Place(place)

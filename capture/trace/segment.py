@@ -25,10 +25,11 @@ from ..bytecode.hidden_frames import hidden
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.progress import stage
 from ..bytecode.stack_layout import callee_position
+from ..bytecode.user_code import shown_code
 from ..codegen.continuation_code import Beginning, CannotResume
 from ..codegen.effect_replay import EffectReplay
 from ..codegen.native_frames import as_python, left_first, over, skipped
-from ..codegen.native_parts import NativePart, timed
+from ..codegen.native_parts import NativePart
 from ..codegen.residual import Emitter
 from ..codegen.resume import Continuation
 from ..guards.program import CompiledGuards
@@ -100,6 +101,13 @@ class Segment:
     watched: list[weakref.ref[Any]] = field(default_factory=list)
     continuations: list[weakref.ref[Any]] = field(default_factory=list)
 
+    @property
+    def graph(self) -> CapturedGraph | None:
+        """Its graph, for who counts graphs: one without an operator, which hands on its inputs, is none."""
+        graph = self.captured
+        kinds = () if graph is None else {node.op for node in graph.gm.graph.nodes}
+        return graph if {"call_function", "call_method", "call_module"}.intersection(kinds) else None
+
 
 @torch_private.as_first_rank()
 def build(
@@ -149,6 +157,7 @@ def build(
     attempt.made = DeferredState([])
     if captured is not None:
         captured.cold_seconds = time.perf_counter() - started
+        captured.times["guards and code"] = captured.cold_seconds - sum(captured.times.values())
     return Segment(
         run,
         guards,
@@ -311,8 +320,9 @@ def run_whole_natively(
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     attempt.objects.guards.forget(attempt.objects.dying)
     alone, code = as_python(attempt.request.function, owner.beginning)
-    native = NativePart(code)
-    run = timed(unless_raised(owner.below(alone), attempt.graph_break), native)
+    broken = attempt.graph_break
+    native = NativePart(code, broken.did_not_come if broken.reason == "exception" else None)
+    run = native.timed(owner.below(alone))
     return Segment(
         run if owner.beginning is None else left_first(owner.settled(run)),
         finish_guards(attempt, n_positional, kwnames),
@@ -374,19 +384,22 @@ def make_graph(
         node.meta["tensor"] = torch_private.weak_tensor(tensor)
     for place, memory in overlapping([tensor for _, tensor in real]).items():
         real[place][0].meta["memory"] = memory
-    code = attempt.request.function.__code__
+    code = shown_code(attempt.request.function)
     examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     first = next(
         (n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")),
         None,
     )
-    line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
-    captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
+    file, line, _ = (first and attempt_root(gm, code)) or (code.co_filename, code.co_firstlineno, "")
+    captured = CapturedGraph(gm, file, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
         whole_step = options.backend not in OWN and attempt.assumptions.whole_step
         wanted = replace(options.for_lowering(), whole_step=whole_step)
+        began = time.perf_counter()
         lowered = lower(captured, wanted)
+        by = "lowering" if options.backend in OWN else "backend"
+        captured.times = {"capture": began - started, by: time.perf_counter() - began}
     if lowered.fault is not None:
         captured.fault = lowering_failed(attempt.request.function, lowered.fault)
     for graph_module in {captured.gm, *lowered.modules}:
@@ -395,11 +408,11 @@ def make_graph(
 
 
 def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, str] | None:
-    """The root frame's line of the first operator."""
+    """The root frame's line of the first operator; below a call of ours, that of the frame which it calls."""
     for node in gm.graph.nodes:
-        stack = node.meta.get("stack") or ()
-        if node.op in ("call_function", "call_method") and stack and stack[0][0] == code.co_filename:
-            return stack[0]
+        root = next((place for place in node.meta.get("stack") or () if place[2] == code.co_qualname), None)
+        if node.op in ("call_function", "call_method") and root is not None and root[0] == code.co_filename:
+            return root
     return None
 
 
@@ -431,7 +444,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
         parts.append(f"{emitter.constant(owner.below)}({text})" if position == callee and wants_hook(value) else text)
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
         run = owner.below(run)  # a property, an operator or a context of the user's
-    run = left_first(owner.settled(timed(run, attempt.native)))
+    run = left_first(owner.settled(attempt.native.timed(run)))
     return [f"return {emitter.constant(run)}({', '.join(parts)})"]
 
 

@@ -355,7 +355,7 @@ class Trace:
             file,
             line,
             function,
-            f"{instruction.opname} {instruction.argval!r:.60}",
+            instruction.opname if instruction.arg is None else f"{instruction.opname} {instruction.argval!r:.60}",
             without_ours(stack),
             excerpt=expression,
             origins=came_from,

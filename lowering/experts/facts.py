@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -19,6 +19,8 @@ from torch import fx
 @dataclass(frozen=True)
 class Fact:
     """Base of all facts."""
+
+    words: ClassVar[str] = "a value"
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,16 @@ class Unknown(Fact):
 class Constant(Fact):
     """A Python value (number, dtype, slice, None, ...)."""
 
+    words = "constants"
+
     value: Any
 
 
 @dataclass(frozen=True)
 class Items(Fact):
     """A tuple of values."""
+
+    words = "several values"
 
     items: tuple[Fact, ...]
 
@@ -48,6 +54,8 @@ class Invariant(Fact):
     """The same tensor (or number) in every iteration. key: equal keys, equal values. node: computes it, in the outer
     graph or, from invariants alone, in the body."""
 
+    words = "what is the same for all experts"
+
     key: Hashable
     node: fx.Node = field(compare=False, repr=False)
 
@@ -55,6 +63,8 @@ class Invariant(Fact):
 @dataclass(frozen=True)
 class State(Fact):
     """What the iterations change: a placeholder of the body (a carried value, or a tensor that is written in place)."""
+
+    words = "what iterations change"
 
     placeholder: fx.Node
     carried: bool
@@ -69,12 +79,16 @@ class State(Fact):
 class ExpertId(Fact):
     """This iteration's expert e: a number or a tensor without axes, or (vector) a tensor of one element."""
 
+    words = "the expert's number"
+
     vector: bool = False
 
 
 @dataclass(frozen=True)
 class OneHot(Fact):
     """(index == e) for all e below ``classes`` (-1: as many as occur). axes: index's axes by number, and "e"."""
+
+    words = "the mask of all experts"
 
     index: Invariant
     classes: int
@@ -86,6 +100,8 @@ class OneHot(Fact):
 class Counts(Fact):
     """[classes]: how many slots go to each expert. ``boolean``: only whether any does."""
 
+    words = "the counts of all experts"
+
     index: Invariant
     classes: int | None
     boolean: bool = False
@@ -94,6 +110,8 @@ class Counts(Fact):
 @dataclass(frozen=True)
 class HitList(Fact):
     """Every expert that some slot goes to, once: [hits], or [hits, 1] as ``nonzero()`` gives (column)."""
+
+    words = "the experts that are hit"
 
     index: Invariant
     classes: int | None
@@ -108,6 +126,8 @@ class Mask(Fact):
     keep: booleans of index's shape that all hold where the mask does: slots that are not dropped.
     """
 
+    words = "the mask of one expert"
+
     index: Invariant
     axes: tuple[int | str, ...]
     classes: int | None
@@ -119,6 +139,8 @@ class Mask(Fact):
 class MaskedWeights(Fact):
     """[T, K]: weight where index is this iteration's e, zero elsewhere."""
 
+    words = "the weights of one expert's tokens"
+
     index: Invariant
     weight: Invariant
 
@@ -127,6 +149,8 @@ class MaskedWeights(Fact):
 class OwnGate(Fact):
     """source[:, e] of a matrix [T, E]: one number a token, [T] or [T, 1] (column)."""
 
+    words = "the weights of one expert"
+
     source: Invariant
     column: bool = False
 
@@ -134,6 +158,8 @@ class OwnGate(Fact):
 @dataclass(frozen=True)
 class Selection(Fact):
     """The positions where index == e, in the row-major order of ``axes``: S of them. keep: as of a mask."""
+
+    words = "the positions of one expert's tokens"
 
     index: Invariant
     axes: tuple[int | str, ...]
@@ -144,6 +170,8 @@ class Selection(Fact):
 @dataclass(frozen=True)
 class Coordinate(Fact):
     """[S]: the positions of a selection along one axis of index (0: the token, 1: the slot)."""
+
+    words = "the positions of one expert's tokens"
 
     selection: Selection
     axis: int | str
@@ -161,6 +189,8 @@ class MaskRows(Fact):
 class RowCount(Fact):
     """S, as a number."""
 
+    words = "the number of one expert's rows"
+
     selection: Selection
 
 
@@ -170,6 +200,8 @@ class Test(Fact):
 
     negated: the opposite holds.
     """
+
+    words = "a condition"
 
     kind: str
     value: int | Selection
@@ -188,6 +220,8 @@ class Slice(Fact):
     axes: which axes of ``weight`` this value's axes are (1, 2 as they come). ranges: which positions along axes 1, 2.
     """
 
+    words = "one expert's weight"
+
     weight: Invariant
     axes: tuple[int, ...]
     ranges: tuple[range, ...]
@@ -200,6 +234,8 @@ class Slice(Fact):
 @dataclass(frozen=True)
 class RowFunction(Fact):
     """[S, ...]: one value a selected row, made from that row alone."""
+
+    words = "the rows of one expert"
 
     selection: Selection
     dtype: torch.dtype
@@ -216,6 +252,8 @@ class Rows(RowFunction):
 @dataclass(frozen=True)
 class Raised(Fact):
     """[1, …]: rows, or an expert's weight, with an axis of size one before them, as ``x[None, token]`` gives."""
+
+    words = "the rows of one expert"
 
     rows: Rows | Slice
 
@@ -283,12 +321,16 @@ class EachRow(RowFunction):
 class OwnVector(Fact):
     """What ``node`` computes of vectors of this iteration's expert, element by element: ``1 + scale[e]``."""
 
+    words = "a vector of one expert"
+
     node: fx.Node
 
 
 @dataclass(frozen=True)
 class StateRows(Fact):
     """state[coordinate], a copy, and with ``rows`` added to it: half of ``out[token] += rows``."""
+
+    words = "rows of the result"
 
     state: State
     coordinate: Coordinate
@@ -301,6 +343,8 @@ class Accumulated(Fact):
 
     once: right only if no position occurs twice in an iteration, as in ``out[token] += rows``.
     """
+
+    words = "the result"
 
     state: State
     coordinate: Coordinate

@@ -244,10 +244,8 @@ class Reader:
             and all(self.key_of(n) is not None for n in node.all_input_nodes)
         ):
             return Invariant(self.structure(node), node)
-        kinds = ", ".join(sorted({type(fact).__name__ for fact in operands}))
-        return Unknown(
-            f"{target_name(node)} of {kinds or 'constants'} is not something that the proof understands", node
-        )
+        kinds = " and ".join(sorted({fact.words for fact in operands}))
+        return Unknown(f"{target_name(node)} of {kinds or 'constants'}: the proof knows no such operator", node)
 
     def key_of(self, argument: Any) -> Any:
         """A key that equal invariants share, for an FX argument of a body node; None for what varies with the

@@ -332,6 +332,8 @@ class Builder:
         if len(nodes) > 1 and (cut := column_cut(nodes)) is not None and cut[0].graph is self.gm.graph:
             return self.column(nodes, *cut)
         if any(node.op != first.op or node.target != first.target or node.op == "placeholder" for node in nodes):
+            if all(one in other.all_input_nodes for one, other in itertools.pairwise(nodes)):
+                raise Differ("an iteration goes on with what the one before it has computed", nodes[1])
             raise Differ(f"an iteration uses {first.name} where another uses something else", first)
         drawn = all(map(draws, nodes))
         if not sum_too and not drawn and not all(is_known(node) for node in nodes):

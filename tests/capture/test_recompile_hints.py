@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in it
     "deques": (
         called_with(lambda x, q: x * q[0], *((ONES, collections.deque(range(n))) for n in (1, 2, 3))), "L['q']", "keep",
     ),
-    "arguments": (called_with(lambda x, k=1: x * k, (ONES,), (ONES, 2)), "arguments", "by the same names"),
+    "arguments": (called_with(lambda x, k=1: x * k, (ONES,), (ONES, 2)), "form of the call", "by the same names"),
     "switches": (modes, "torch", "state"),
     "a parameter that is frozen": (frozen, "weight", "requires_grad"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from browser import FOUND, Browser
 
 from moebius import capture, disable, explain
+from moebius.lowering.graph import CapturedGraph
 from moebius.report import Report
 
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no Chromium on this machine")
@@ -97,6 +99,59 @@ def test_the_keyboard_reaches_all_that_a_mouse_does(page: Path, browser: Browser
     assert 0 < browser.value("document.querySelectorAll('.guards .rows tr').length") < many
     titles = "[...document.querySelectorAll('table.sortable th')]"
     assert browser.value(f"{titles}.every((title) => title.tabIndex === 0)")
+
+
+INKED = """(() => { const c = document.querySelector('.graph canvas');
+  const pixels = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+  let sum = 0; for (let i = 3; i < pixels.length; i += 4) sum += pixels[i] > 0 ? i % 9973 : 0; return sum })()"""
+LATER = "new Promise((done) => setTimeout(done, 150))"
+
+
+def open_graph(page: Path, browser: Browser, size: str) -> None:
+    browser.open(page, *SIZES[size])
+    browser.value("document.querySelector('details.graph').open = true")
+    browser.value(LATER)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_graph_is_drawn_moved_and_searched(page: Path, browser: Browser, size: str) -> None:
+    open_graph(page, browser, size)
+    seen = [browser.value(INKED)]
+    assert seen[0] > 0
+    browser.value("document.querySelector('.graph canvas').focus()")
+    for key in ("ArrowDown", "ArrowRight", "+", "-", "0"):
+        browser.press(key)
+        browser.value(LATER)
+        seen.append(browser.value(INKED))
+        assert seen[-1] != seen[-2], key
+    search = "document.querySelector('.graph .search')"
+    browser.value(f"{search}.value = 'softmax'; {search}.dispatchEvent(new Event('input'))")
+    assert "found" in browser.value("document.querySelector('.graph .said').textContent")
+    assert "test_browser.py:" in browser.value("document.querySelector('.graph .said').textContent")
+
+
+def test_five_thousand_operators(browser: Browser, tmp_path: Path) -> None:
+    """Written in two seconds of this process, under 2 MB, laid out and drawn in two."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2500):
+            x = x * 2 + 1
+        return x
+
+    gm = torch.fx.symbolic_trace(chain)
+    graph = CapturedGraph(gm, __file__, 1, name="chain")
+    for node in gm.graph.nodes:
+        node.meta["stack"] = ((__file__, 1, "chain"),)
+    began = time.process_time()
+    path = Report(graphs=[graph], name="chain", file=__file__, line=1).to_html(tmp_path / "chain.html")
+    assert time.process_time() - began < 2 and path.stat().st_size < 2_000_000
+    browser.open(path, *SIZES["desktop"])
+    took = browser.value("""new Promise((done) => { const began = performance.now();
+        document.querySelector('details.graph').open = true;
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0)) })""")
+    assert took < 2000 and browser.value(INKED) > 0
+    phases = "[...document.querySelectorAll('[data-phase]')].map((one) => parseInt(one.textContent))"
+    assert sum(browser.value(phases)) == 5000
 
 
 def test_it_fetches_nothing(page: Path, browser: Browser) -> None:

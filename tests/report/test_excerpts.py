@@ -74,8 +74,8 @@ def test_where_the_values_come_from() -> None:
     assert model.startswith("model: an argument")
     (size,) = found["[0] * k"].origins
     assert size.startswith("k: computed at") and size.endswith("by `(x > 0).sum().item()`")
-    (x,) = found["native(  # noqa: E702"].origins  # behind a break the locals are what that left
-    assert x == "x: as the last graph break left it"
+    (x,) = found["native(  # noqa: E702"].origins
+    assert x == "x: an argument of step"
     assert "m_" not in str([item.origins for item in found.values()])
 
 
@@ -159,3 +159,48 @@ def test_a_break_below_a_librarys_call_is_at_the_users_line(name: str) -> None:
     for item in report.breaks:
         assert item.file == __file__ and item.line == step.__code__.co_firstlineno
         assert not any(is_ours(file) for file, _, _ in item.stack) and "capture/" not in str(report)
+
+
+CAME_FROM = {
+    "value = x + 1": "set at SCRIPT:SET by `x + 1`",
+    "value = x.sum().item()": "set at SCRIPT:SET by `x.sum().item()`",
+    "value, other = x + 1, x": "set at SCRIPT:SET",
+    "for value in (x, x + 1): pass": "an argument of step, or set at SCRIPT:SET",  # (as the code says it)
+    "value += 1": "set at SCRIPT:SET by `value += 1`",
+    "pass": "an argument of step",
+    "if flag: value = x * 3": "an argument of step, or set at SCRIPT:SET by `x * 3`",
+    "value = x * 3 if flag else x": "set at SCRIPT:SET",
+    "with torch.no_grad(): value = x + 1": "set at SCRIPT:SET by `x + 1`",
+    "value: torch.Tensor = x.neg()": "set at SCRIPT:SET by `x.neg()`",
+    "(value := x.neg())": "set at SCRIPT:SET",
+    "value = {'a': x}": "set at SCRIPT:SET by `{'a': x}`",
+}
+SCRIPT = """\
+import torch
+from moebius import disable
+
+@disable
+def native(*values): return 0
+
+def step(x, value, flag, y):
+    y = y * 2
+    {written}
+    native(y)
+    native({between})
+    native(value)
+    return y
+"""
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+@pytest.mark.parametrize("written", CAME_FROM)
+def test_behind_breaks_a_value_is_told_by_the_statement_that_set_it(written: str, breaks: int, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(written=written, between="value" if breaks == 2 else "y"))
+    namespace: dict[str, Any] = {"__name__": "script"}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    x = torch.ones(3)
+    report = explain(capture(namespace["step"]))(x, x * 2, False, x)
+    (item,) = [one for one in report.breaks if one.line == 12]
+    (said,) = [one for one in item.origins if one.startswith("value: ")]
+    assert said == "value: " + CAME_FROM[written].replace("SCRIPT", "script.py").replace("SET", "9")

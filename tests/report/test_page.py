@@ -135,11 +135,11 @@ def test_thousands_of_guards_stay_small_and_quick(report: Report) -> None:
         for i in range(4000)
     ] * 2
     report.guards += [Guard(f"G(m{i})['x']", "== 1", report.file, 1) for i in range(40)]
-    began = time.perf_counter()
+    began = time.process_time()
     html = page([report])
-    assert time.perf_counter() - began < 5 and len(html) < 1_000_000
+    assert time.process_time() - began < 5 and len(html) < 1_000_000
     text = "".join(parse(html).text)
-    data = json.loads(text[text.index('{"places":') : text.rindex("}") + 1])
+    data = json.loads(text[text.rindex('{"places":') : text.rindex("}") + 1])
     assert len(data["rows"]) == 4040 and [2, 4.0] == data["rows"][0][3:]
     assert html.count("<tr>") < 100
 

@@ -219,3 +219,49 @@ def test_a_tensor_among_the_guards_is_told_apart() -> None:
     layers[1].bias.requires_grad_(False)
     step(X)
     assert len(stats(step).recompiles) == 1 and not stats(step).breaks
+
+
+def keywords(x: torch.Tensor, **options: int) -> torch.Tensor:
+    return x + len(options)
+
+
+def test_another_form_of_the_call_is_told_by_its_arguments() -> None:
+    captured = capture(keywords)
+    captured(X)
+    captured(X, a=1, b=2)
+    assert stats(captured).recompiles[-1].change == "the form of the call was 1 argument, is 1 argument, a=…, b=…"
+    assert stats(captured).recompiles[-1].call == 2
+
+
+LEFT_ON_THE_STACK = {
+    "pair(next(SCORES), scored(x))": "next(SCORES)",
+    "pair(f'{scored(x)} of it', scored(x))": "f'{scored(x)} of it'",
+    "pair(-scored(x), scored(x))": "-scored(x)",
+    "pair([scored(x)][0], scored(x))": "[scored(x)][0]",
+}
+
+
+@pytest.mark.parametrize("expression", LEFT_ON_THE_STACK)
+def test_what_a_break_left_on_the_stack_is_told_as_its_expression(expression: str, tmp_path: Any) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(f"def step(x):\n    x = x + 1\n    k = {expression}\n    return x * len(k)\n")
+    namespace: dict[str, Any] = {"SCORES": SCORES, "scored": scored, "pair": lambda *values: str(values)}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    captured = capture(namespace["step"])
+    for _ in range(3):
+        captured(X)
+    assert LEFT not in str([item.change for item in stats(captured).recompiles])
+    assert all(item.line == 3 for item in stats(captured).recompiles)
+
+
+def test_a_captured_modules_graph_begins_in_the_users_file() -> None:
+    from moebius import explain
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    report = explain(capture(Net()))(X)
+    (graph,) = report.graphs
+    assert {report.file, graph.file} == {__file__} and graph.name.endswith("Net.forward")
+    assert graph.line == report.line + 1

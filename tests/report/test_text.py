@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from moebius.report import Report
+from moebius.report import Guard, Report
 from moebius.report.text import render
 from moebius.report.words import byte_size, duration, percent, plural, short
 
@@ -108,3 +110,34 @@ def test_sizes_times_and_numbers() -> None:
     assert [plural(1, "graph"), plural(2, "graph")] == ["1 graph", "2 graphs"]
     assert short("/usr/lib/site-packages/transformers/models/a/b.py") == "transformers/…/b.py"
     assert short("/usr/lib/site-packages/torch/nn/a.py") == "torch/nn/a.py"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("variable", "colored"), [("", True), ("1", False)])
+def test_no_color(report: Report, monkeypatch: pytest.MonkeyPatch, variable: str, colored: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert ("\x1b" in str(report)) == colored
+
+
+@pytest.mark.parametrize("width", [80, 110, 200])
+def test_a_kind_of_guards_is_one_line(report: Report, width: int) -> None:
+    tensor = "float32[8, 8] on cpu, requires grad, strides (8, 1)"
+    report.guards = [Guard(f"L['model'].a_long_name_{i}[{i}].weight", tensor, "a.py", 1) for i in range(9)]
+    same = "the same object as in the call before"
+    report.guards += [Guard(f"G(module_{i})['x']", same, "train.py", 12, 1.0) for i in range(9)]
+    lines = render(report, width).splitlines()
+    begin = next(i for i, line in enumerate(lines) if "what they look at" in line)
+    table = lines[begin + 2 : next(i for i in range(begin, len(lines)) if "more guard" in lines[i])]
+    assert len(table) == 8 and all(line.split()[-1] in ("–", "ns") for line in table)
+
+
+def test_a_recursion_in_a_call_stack_is_one_line(report: Report) -> None:
+    (item,) = report.breaks
+    item.stack = (("a.py", 9, "step"), *[("a.py", 5, "walk")] * 40, (item.file, item.line, item.function))
+    text = render(report, width=110)
+    assert text.count("in walk") == 1 and "a.py:5 in walk ×40" in text and "a.py:9 in step\n" in text

@@ -294,16 +294,16 @@ def test_each_owner_has_its_own():
 
     set_frame_callback(ask)
     for now in (1, 2, 1, 2):
-        assert call_hooked_for(now, outer) == stands[now].says
+        assert call_hooked_for(now, None, outer) == stands[now].says
     assert asked == [1, 2]
     now = 1
     stands[1] = Stand("another")  # held weakly: the one before is gone
-    assert call_hooked_for(1, outer) == "another" and asked == [1, 2, 1]
-    assert call_hooked_for(2, outer) == "two" and asked == [1, 2, 1]
+    assert call_hooked_for(1, None, outer) == "another" and asked == [1, 2, 1]
+    assert call_hooked_for(2, None, outer) == "two" and asked == [1, 2, 1]
     with pytest.raises((TypeError, OverflowError)):
-        call_hooked_for(-1, outer)
+        call_hooked_for(-1, None, outer)
     with pytest.raises(TypeError):
-        call_hooked_for(1)
+        call_hooked_for(1, None)
 
 
 def test_owners_that_are_gone_leave_nothing(growth):
@@ -323,6 +323,6 @@ def test_owners_that_are_gone_leave_nothing(growth):
     set_frame_callback(ask)
 
     def once():
-        assert call_hooked_for(next(serial), outer) == 7
+        assert call_hooked_for(next(serial), None, outer) == 7
 
     assert growth(once, 1000) == 0

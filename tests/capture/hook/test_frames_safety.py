@@ -20,6 +20,7 @@ from moebius.hook import (
     evaluator,
     is_hooked,
     set_frame_callback,
+    set_own_tracer,
 )
 
 pytestmark = pytest.mark.usefixtures("clean_frames")
@@ -365,11 +366,13 @@ def test_tracing_goes_on_around_taken_frames():
             events.append((frame.f_code.co_name, event))
         return trace
 
+    set_own_tracer(trace)  # (under any other frames are left alone)
     sys.settrace(trace)
     try:
         result = call_hooked(outer)
     finally:
         sys.settrace(None)
+        set_own_tracer(None)
     assert result == "taken"
     assert ("outer", "call") in events
     assert ("outer", "return") in events
