@@ -147,10 +147,10 @@ def default_store() -> Any:
 
 def begun_collectives() -> dict[str, tuple[list[int], int]]:
     """By name of a group that this rank is in: its ranks, and how many collectives this rank has begun in it."""
-    world = torch.distributed.distributed_c10d._world  # (another thread may be about to make a group)
+    world: Any = torch.distributed.distributed_c10d._world  # (another thread may be about to make a group)
     return {
         str(group.group_name): (list(world.pg_group_ranks.get(group, ())), group._get_sequence_number_for_group())
-        for group, (backend, _) in list(world.pg_map.items()) if backend == "gloo"
+        for group, (backend, _) in [*world.pg_map.items()] if backend == "gloo"
     }
 
 
