@@ -314,7 +314,8 @@ def twice(model, x):
 
 
 REFUSED = {
-    "autograd.grad": "loss alone", "plain tensor": "no torch.nn.Parameter", "DistributedDataParallel": "by itself",
+    "autograd.grad": "loss alone", "plain tensor": "no torch.nn.Parameter",
+    "DistributedDataParallel": "do not wrap the model",
     "another model on each rank": "same model on every rank", "sparse": "sparse=False",
     "create_graph": "create_graph=True", "optimizer in backward": "step after backward()",
 }
