@@ -28,7 +28,8 @@ SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = (
     "With mesh=..., every rank has to run the same program, as often, each on its own part of the batch, which may be "
-    "empty; an evaluation is captured with mesh=..., too"
+    "empty; what uses the experts is captured with mesh=..., too, as an evaluation and another model's step: a loop "
+    "over the experts that a batch hits, where it is not captured, reads other experts on each rank"
 )
 
 
@@ -89,9 +90,11 @@ def headers(group: Group, numbers_P: Tensor, place: str, backward: int = 0, owed
     received = torch.empty_like(sent)
     group.meet(received, sent, where, owed)
     received = received.cpu()
-    if backward and bool((received[:, 1] == word).all()):
-        group.promise()
-    if bool(((received[:, 1] ^ word) & 0xFFFFFFFF).any()):
+    apart = received[:, 1] ^ word
+    if not bool(apart.any()):
+        if backward:
+            group.promise()
+    elif bool((apart & 0xFFFFFFFF).any()):
         places = said(group.tell(where + Call.again()))
         raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
     return received[:, 0]
