@@ -121,7 +121,7 @@ class Captured:
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.entry = Entry(function if beginning is None else self.run_plain, self.cold, beginning is not None)
         self.deferred_state = DeferredState([])
-        self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
+        self.mesh_calls: MeshCalls = MeshCalls.begin(function, options) if parent is None else parent.mesh_calls
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         self.taught: dict[types.CodeType, Assumptions] = {} if parent is None else parent.taught
         self.below_native: list[Captured] = [] if parent is None else parent.below_native

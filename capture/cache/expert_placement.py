@@ -86,6 +86,15 @@ class MeshCalls:
     name: str
     number: int = 0
 
+    @classmethod
+    def begin(cls, function: types.FunctionType, options: Options) -> MeshCalls:
+        """From now on, also where it is never called, ranks ask one another where they are when none goes on."""
+        if options.mesh is not None:
+            from moebius.lowering.distribution.rendezvous import watch_ranks
+
+            watch_ranks(options.mesh)
+        return cls(function.__qualname__)
+
 
 def in_a_call(
     run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any]

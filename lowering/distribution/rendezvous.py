@@ -20,6 +20,7 @@ from torch import Tensor
 
 from moebius.lowering.distribution.alive import condition, this_process
 from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
+from moebius.lowering.distribution.standing import WATCHES, Here, watch
 from moebius.lowering.distribution.torch_private import LocalTensor, default_store, simulated_ranks
 from moebius.lowering.step.optimizer_steps import TAKEN
 
@@ -27,7 +28,8 @@ SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = (
     "With mesh=..., every rank has to run the same program, as often, each on its own part of the batch, which may be "
-    "empty; an evaluation is captured with mesh=..., too"
+    "empty; what uses the experts is captured with mesh=..., too, as an evaluation and another model's step: a loop "
+    "over the experts that a batch hits, where it is not captured, reads other experts on each rank"
 )
 
 
@@ -88,9 +90,11 @@ def headers(group: Group, numbers_P: Tensor, place: str, backward: int = 0, owed
     received = torch.empty_like(sent)
     group.meet(received, sent, where, owed)
     received = received.cpu()
-    if backward and bool((received[:, 1] == word).all()):
-        group.promise()
-    if bool(((received[:, 1] ^ word) & 0xFFFFFFFF).any()):
+    apart = received[:, 1] ^ word
+    if not bool(apart.any()):
+        if backward:
+            group.promise()
+    elif bool((apart & 0xFFFFFFFF).any()):
         places = said(group.tell(where + Call.again()))
         raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
     return received[:, 0]
@@ -155,18 +159,25 @@ class ProcessGroup:
             self.processes[self.rank()] = this_process()
             default_store().set(self.key(f"process/{self.rank()}"), self.processes[self.rank()])
         before: list[str] = []
-        while True:
-            try:
-                work.wait(SLICE)
-                return
-            except RuntimeError as error:
-                if "timed out!" not in str(error):
-                    words = self.why_it_failed() or "a rank has gone"
-                    raise RanksDisagreeError(f"{words}; {self.waited()} ({error})") from error
-            lost = self.lost()
-            if words := self.failed() or "; ".join(one for one in lost if one in before):  # (it may stop for a moment)
-                raise RanksDisagreeError(f"{words}; {self.waited()}")
-            before = lost
+        Here.ours = True
+        try:
+            while True:
+                try:
+                    work.wait(SLICE)
+                    return
+                except RuntimeError as error:
+                    if "timed out!" not in str(error):
+                        words = self.why_it_failed() or "a rank has gone"
+                        raise RanksDisagreeError(f"{words}; {self.waited()} ({error})") from error
+                lost = self.lost()
+                gone = [one for one in lost if one in before]  # (a process may stop for a moment)
+                if words := self.failed() or "; ".join(gone):
+                    raise RanksDisagreeError(f"{words}; {self.waited()}")
+                if WATCHES and (words := WATCHES[0].verdict):
+                    raise RanksDisagreeError(f"the ranks have come to different places: {words}. {RULE}")
+                before = lost
+        finally:
+            Here.ours = False
 
     def waited(self) -> str:
         return f"this rank, {dist.get_rank()}, waited for it at {self.place}"
@@ -191,7 +202,11 @@ class ProcessGroup:
             self.ask_before_sending(place)
         self.meetings += 1
         self.place = place
-        self.all_to_all(received, sent, [1] * self.size(), [1] * self.size())
+        Here.meeting = place
+        try:
+            self.all_to_all(received, sent, [1] * self.size(), [1] * self.size())
+        finally:
+            Here.meeting = ""
 
     def promise(self) -> None:
         self.promised[self.meetings] = self.place
@@ -293,6 +308,12 @@ def group_of(group: dist.ProcessGroup) -> ProcessGroup:
     return known
 
 
+def watch_ranks(mesh: Any) -> None:
+    """From now on ranks tell where this thread of theirs is, when none goes on."""
+    if mesh.size() > 1 and all(dist.get_backend(mesh.get_group(axis)) == "gloo" for axis in range(mesh.ndim)):
+        watch(lambda: {name: group.begun for name, group in GROUPS.items()})
+
+
 @contextlib.contextmanager
 def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iterator[None]:
     """While a captured function runs, for the number-th time. What fails in it is told to the other ranks. again: why
@@ -302,6 +323,8 @@ def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iter
     groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
     for group in groups:
         group.announce("")
+    if WATCHES:
+        watch_ranks(mesh)
     try:
         yield
     except BaseException as error:

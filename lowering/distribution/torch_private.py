@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "LocalTensor", "LocalTensorMode", "accumulates", "at_end_of_backward", "backward_number", "by_rank",
+    "LocalTensor", "LocalTensorMode", "accumulates", "at_end_of_backward", "backward_number", "begun_collectives",
+    "by_rank",
     "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules", "enabled_ranks", "for_each_rank",
     "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes", "local_tensor", "parameters_of",
     "references", "simulated_ranks", "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled",
@@ -142,6 +143,15 @@ def has_body(operator: Any) -> bool:
 def default_store() -> Any:
     """The store through which the process groups of this process found one another."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def begun_collectives() -> dict[str, tuple[list[int], int]]:
+    """By name of a group that this rank is in: its ranks, and how many collectives this rank has begun in it."""
+    world: Any = torch.distributed.distributed_c10d._world  # (another thread may be about to make a group)
+    return {
+        str(group.group_name): (list(world.pg_group_ranks.get(group, ())), group._get_sequence_number_for_group())
+        for group, (backend, _) in [*world.pg_map.items()] if backend == "gloo"
+    }
 
 
 def accumulates(parameter: torch.Tensor) -> bool:

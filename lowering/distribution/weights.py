@@ -66,10 +66,13 @@ def digest(weights: Sequence[Weights], axis: int, value: int) -> int:
 @for_each_rank
 def digest_of_bits(samples: list[torch.Tensor | None], value: int) -> int:
     """A number that differs where the numbers' bits do."""
-    bits = 0
+    alike: dict[torch.dtype, list[torch.Tensor]] = {}
     for numbers in samples:
         if numbers is not None and numbers.numel():
-            bits = zlib.crc32(numbers.contiguous().view(torch.uint8).cpu().numpy().tobytes(), bits)
+            alike.setdefault(numbers.dtype, []).append(numbers)
+    bits = 0
+    for held in alike.values():  # (one copy to the CPU for each)
+        bits = zlib.crc32(torch.cat(held).view(torch.uint8).cpu().numpy().tobytes(), bits)
     return value ^ bits
 
 
@@ -81,7 +84,7 @@ def some(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
 @for_each_rank
 def some_of(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    while tensor.dim() > 1 and tensor.numel() > NUMBERS:
+    while tensor.dim() > 1 and tensor.numel() > NUMBERS and not tensor.is_contiguous():
         iteration, row = divmod(iteration, tensor.shape[0])
         tensor = tensor.select(0, row)
     flat = tensor.reshape(-1)
