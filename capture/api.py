@@ -15,12 +15,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
-<<<<<<< HEAD
 from moebius.lowering.sync_points import sync_points
 
-=======
 from .bytecode.user_code import SHOWS, shown_code
->>>>>>> origin/ready/report
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured

@@ -65,13 +65,9 @@ SCHEMA: dict[str, Any] = {
         expert_regions=many(
             {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
         ),
-<<<<<<< HEAD
         sync_points=many(record(why=TEXT, operator=TEXT, **PLACE, function=TEXT, excerpt=maybe(EXCERPT))),
         cuda_graph=TEXT,
-        recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
-=======
         recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT), call=WHOLE)),
->>>>>>> origin/ready/report
         lines={
             "type": "object",
             "additionalProperties": {

@@ -55,12 +55,8 @@ def body(report: Findings, width: int) -> Group:
         ("Graphs", graphs(report)),
         ("Graph breaks", breaks(report, width)),
         ("Expert regions", regions(report, width)),
-<<<<<<< HEAD
         ("Waits for the device", sync_points(report, width)),
-        ("Guards", guards(report)),
-=======
         ("Guards", guards(report, width)),
->>>>>>> origin/ready/report
         ("Captured again", recompiles(report)),
     ):
         if part is not None:
@@ -212,7 +208,6 @@ def regions(report: Findings, width: int) -> Group | None:
     return Group(made, *refusals)
 
 
-<<<<<<< HEAD
 def sync_points(report: Findings, width: int) -> Group | None:
     """Where the step waits, and what that means for a CUDA graph."""
     if not report.sync_points:
@@ -229,10 +224,7 @@ def sync_points(report: Findings, width: int) -> Group | None:
     return Group(*lines, Text(f"on a GPU the step waits there; not one CUDA graph: {report.cuda_graph}", style="dim"))
 
 
-def guards(report: Findings) -> Group | None:
-=======
 def guards(report: Findings, width: int) -> Group | None:
->>>>>>> origin/ready/report
     if not report.guards:
         return None
     groups = guard_groups(report.guards)
