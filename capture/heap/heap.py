@@ -11,6 +11,7 @@ it changes with each write.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,6 +34,7 @@ class Heap:
         self.born: dict[int, int] = {}  # by id of an object that the trace made: how long the log was then
         self.outside = 0
         self.written: dict[int, list[tuple[int, Any]]] = {}  # by id of the owner: when, and which key
+        self.writes: list[int] = []  # where in the log
         self.part_of: dict[int, Any] = {}  # by id of a container that a new object has made for itself: whose it is
         self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
             "fact": lambda owner, key, then: then,
@@ -67,11 +69,18 @@ class Heap:
         self.outside += born < 0
         owner = self.owner_of(owner)
         self.written.setdefault(id(owner), []).append((len(self.events), key))
+        self.writes.append(len(self.events))
         self.events.append((WRITE, owner, key, born))
 
     def reads(self, begin: int, end: int | None = None) -> list[Event]:
         """What was read between two marks."""
         return [event for event in self.events[begin:end] if event[0] is not WRITE and event is not MARK]
+
+    def writes_between(self, begin: int = 0, end: int | None = None) -> list[Event]:
+        """What was written between two marks. Reads are many more: they are not walked."""
+        first = bisect_left(self.writes, begin)
+        last = len(self.writes) if end is None else bisect_left(self.writes, end)
+        return [self.events[place] for place in self.writes[first:last]]
 
     def was_written(self, event: Event, begin: int = 0, end: int | None = None) -> bool:
         """Whether the place that was read was written to between two marks."""
@@ -85,7 +94,7 @@ class Heap:
 
     def changes_older(self, begin: int, end: int | None = None) -> bool:
         """Whether anything that existed before the first of two marks was written to between them."""
-        return any(kind is WRITE and born < begin for kind, _, _, born in self.events[begin:end])
+        return any(born < begin for _, _, _, born in self.writes_between(begin, end))
 
     def is_unchanged(self, reads: Iterable[Event], since: int) -> bool:
         """Whether each of these reads would find now what it found."""
@@ -99,7 +108,7 @@ class Heap:
 
     def release(self) -> None:
         """The trace is over: what was logged goes without a garbage collection."""
-        for known in (self.events, self.written, self.born, self.part_of, self.now):
+        for known in (self.events, self.writes, self.written, self.born, self.part_of, self.now):
             known.clear()
 
 

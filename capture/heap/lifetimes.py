@@ -20,7 +20,7 @@ from moebius.interpreter.domain.core import MISSING, lookup
 
 from ..guards.recorder import can_die
 from ..values.values import ATOMS, Break, TensorProxy, type_of
-from .heap import WHOLE, WRITE
+from .heap import WHOLE
 from .identities import is_bare
 from .records import CONTAINERS, PLAIN_KEYS, Record, raw_dict
 from .store import Store
@@ -68,7 +68,7 @@ class Lifetimes(Store):
         """Whether a write of the step, still to be done, may let go of an object that existed before it."""
         if issubclass(type(found), SHARED):
             return False
-        writes = [event for event in self.heap.events if event[0] is WRITE and event[3] < 0]
+        writes = [event for event in self.heap.writes_between() if event[3] < 0]
         parts = [*led_to(held for _, owner, key, _ in writes for held in held_at(owner, key))]
         if len(parts) < MOST and not any(part is found for part in parts):
             return False

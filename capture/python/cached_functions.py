@@ -15,7 +15,7 @@ from moebius.interpreter import is_kind
 from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
-from ..heap.heap import ANYTHING, WRITE, Event
+from ..heap.heap import ANYTHING, Event
 from ..regions.module_reuse import proxies_in
 from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
@@ -68,14 +68,11 @@ class CachedFunctions(CallParts):
         finally:
             heap.listening -= 1
             counter.back_to(before)
-        writes = any(event[0] is WRITE and event[3] < begin for event in heap.events[begin:])
+        writes = heap.changes_older(begin)
         reads = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
         older = [event for event in reads if event[1] is not ANYTHING]
-        written = [
-            owner
-            for what, owner, _, born in heap.events[:begin]
-            if what is WRITE and born < 0 and not is_kind(owner, TensorProxy)
-        ]
+        before_it = heap.writes_between(0, begin)
+        written = [owner for _, owner, _, born in before_it if born < 0 and not is_kind(owner, TensorProxy)]
         records = (self.objects.owners.get(id(self.objects.record_of(owner))) for owner in written)
         whose = [record.obj for record in records if record is not None]
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, [*written, *whose])
@@ -87,8 +84,8 @@ class CachedFunctions(CallParts):
 
     def meets_written(self, reads: list[Event]) -> bool:
         """Whether a tensor that was read is one that the step has written to, under any name."""
-        writes = [event for event in self.heap.events if event[0] is WRITE and is_kind(event[1], TensorProxy)]
-        replaced = {id(owner) for _, owner, key, _ in writes if key == "data"}
+        writes = self.heap.writes_between()
+        replaced = {id(owner) for _, owner, key, _ in writes if is_kind(owner, TensorProxy) and key == "data"}
         met = proxies_in([event[3] for event in reads])
         return any(id(p) in replaced for p in met) or self.are_written(met)
 
