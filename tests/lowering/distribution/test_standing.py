@@ -44,7 +44,6 @@ COLLECTIVES = {
     "objects": lambda folder: dist.broadcast_object_list([dist.get_rank()]),
     "gathered": gathered,
     "monitored": lambda folder: dist.monitored_barrier(),
-    "new group": lambda folder: dist.new_group([0, dist.get_world_size() - 1]),
     "checkpoint": lambda folder: dcp.save({"x": torch.ones(3)}, checkpoint_id=os.path.join(folder, "saved")),
 }
 SLOW = {"sleeps": lambda: time.sleep(9), "computes": lambda: computes(9)}
