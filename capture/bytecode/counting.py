@@ -18,10 +18,14 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from torch.utils.weak import WeakIdKeyDictionary
+
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
-MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights, (code, index, depth))
+MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights)
+# What it goes on with. By the object: continuations of equal code are one, whatever they go on with.
+BEFORE: WeakIdKeyDictionary = WeakIdKeyDictionary()
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 CACHE, RESUME, END_FOR = (dis.opmap.get(name, -1) for name in ("CACHE", "RESUME", "END_FOR"))
 Function = tuple[str, str, int]  # file, qualified name, first line
@@ -34,7 +38,17 @@ def with_weights(
     not the user's. goes_on: the code that it goes on with, the instruction there, and the depth of the stack."""
     if len(weights) != sum(1 for _ in own_weights(code)):
         return code  # (the assembler has put in some of its own: then all count)
-    return code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights), goes_on)))
+    made = code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights))))
+    BEFORE[made] = goes_on
+    return made
+
+
+def copied(code: types.CodeType) -> types.CodeType:
+    """Another code object of the same."""
+    made = code.replace()
+    if (before := goes_on_with(code)) is not None:
+        BEFORE[made] = before
+    return made
 
 
 def weights_of(code: types.CodeType) -> bytes:
@@ -46,12 +60,12 @@ def weights_of(code: types.CodeType) -> bytes:
 def goes_on(code: types.CodeType) -> bool:
     """Whether it is code of ``with_weights``, which begins in the middle of a frame."""
     last = code.co_consts[-1] if code.co_consts else None
-    return type(last) is tuple and len(last) == 3 and last[0] == MARK
+    return type(last) is tuple and len(last) == 2 and last[0] == MARK
 
 
 def goes_on_with(code: types.CodeType) -> tuple[types.CodeType, int, int] | None:
     """What ``with_weights`` was given."""
-    return code.co_consts[-1][2] if goes_on(code) else None
+    return BEFORE.get(code)
 
 
 def own_weights(code: types.CodeType) -> Iterator[int]:

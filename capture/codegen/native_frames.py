@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..bytecode.counting import copied
 from ..hook import call_with_cells, leave_to, mark_skip
 from ..torch_facts import torch_private
 from .continuation_code import Beginning
@@ -15,7 +16,7 @@ from .continuation_code import Beginning
 def left_alone(function: types.FunctionType) -> types.FunctionType:
     """The function over code of its own that the frame hook leaves alone: where it runs as Python after all, it is not
     to be captured as a function that was met there."""
-    code, globals_ = function.__code__.replace(), function.__globals__
+    code, globals_ = copied(function.__code__), function.__globals__
     mark_skip(code)
     alone = types.FunctionType(code, globals_, function.__name__, function.__defaults__, function.__closure__)
     alone.__kwdefaults__ = function.__kwdefaults__
