@@ -38,6 +38,7 @@ FAMILIAR = 3  # the same, of all items of a list together, where the function wo
 ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
 STACK = ("L['m_stack", "next(L['m_stack")  # how the rest of a frame names what stood on its stack, iterators too
 SHOWN = 3  # values in the message
+FEW_ITEMS = 2  # a list of so many has few ways to hold a tensor or none at each place
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 FROM_NOW_ON = "from now on the graph ends where its value is needed"
 OF_TENSORS = ("same", "type", "tensor")
@@ -216,6 +217,9 @@ def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a tensor stands where there was none, or the other way round: the ends of episodes in a batch."""
     if fact.source is None or fact.check[0] not in (*OF_TENSORS, "equal"):
         return False
+    around = now_at(fact.source.parent, fact, args, kwargs) if isinstance(fact.source, Part) else ()
+    if is_item(fact.source) and type(around) in (list, tuple) and len(around) <= FEW_ITEMS:
+        return False  # few ways
     kind, _, known, *_ = fact.check
     then: Any = torch.Tensor if kind == "tensor" else type(known) if kind == "equal" else known
     now = type(now_at(fact.source, fact, args, kwargs))

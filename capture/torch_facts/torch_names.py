@@ -120,7 +120,8 @@ NAMES = {
     "torch.utils._sympy.reference.PythonReferenceAnalysis": "expressions of sizes as nodes",
     # many ranks in one process, for simulation
     "torch.distributed.distributed_c10d._get_default_store": "ranks that have come to different places say where",
-    "torch.distributed.distributed_c10d._world": "which groups this rank is in, and how many collectives it has begun in each",
+    "torch.distributed.distributed_c10d._world": "which groups this rank is in; its collectives in each",
+    "torch.distributed.ProcessGroup._get_sequence_number_for_group": "the same",
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": "GradScaler over mixed lists",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state": "whose gradients FSDP2 averages",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": "the same",

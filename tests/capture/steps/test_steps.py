@@ -83,7 +83,7 @@ FAULTS = {
     "tensors": (without_guards("tensor"), 16),
     "values": (without_guards("dict", "class", "equal"), 6),
     "lists": (lists_forgotten, 0),
-    "failures": (nothing_before_a_failure, 0),
+    "failures": (nothing_before_a_failure, 12),
 }
 
 
