@@ -309,7 +309,7 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def checkpoint(self, function: Any, *args: Any, **options: Any) -> Any:
         """``torch.utils.checkpoint.checkpoint``."""
-        return Checkpoints(self.domain, self.call).run(function, args, options)
+        return Checkpoints(self.domain, self.call, self.messages.say).run(function, args, options)
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         """What a mesh has torch call before a step of any optimizer."""

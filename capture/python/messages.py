@@ -124,15 +124,21 @@ class Messages:
     # ------------------------------------------------------------------------------------------------------------------
 
     def warn(self, message: Any, category: Any = None, stacklevel: Any = 1, source: Any = None, **rest: Any) -> None:
-        """``warnings.warn`` of a text, as a node at its place between the operators."""
-        writer = self.tensors.writer
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            raise Break("warnings.warn", "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
+        """``warnings.warn`` of a text."""
         plain = is_kind(category, type | None) and type(stacklevel) is int and source is None and not rest
         if not (type(message) is str or self.tensors.texts.is_text(message)) or not plain:
             raise Break("warnings.warn", "of something that is no text", AFTER)
         if category is not None and not issubclass(category, Warning):
             raise Break("warnings.warn", "of a category that is none", AFTER)
+        frame = self.frame_of(stacklevel)
+        line = frame.line or frame.code.co_firstlineno
+        self.say(message, category or UserWarning, frame.globals, frame.code.co_filename, line)
+
+    def say(self, text: Any, category: type[Warning], namespace: dict[str, Any], file: str, line: int) -> None:
+        """A warning as a node at its place between the operators."""
+        writer = self.tensors.writer
+        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
+            raise Break("warnings.warn", "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
         for known in (vars(warnings), warnings.filters):
             record = self.objects.record_of(known)
             if record is not None and record.changed:
@@ -140,13 +146,10 @@ class Messages:
         if not are_shown_plainly():
             raise Break("warnings.warn", "warnings are shown by code that is not known", AFTER)
         self.guards.holds("warnings", "are shown by Python's own code", are_shown_plainly)
-        text = f"are {'' if self.recorded else 'not '}kept in a list"
-        self.guards.holds("warnings", text, functools.partial(are_recorded, self.recorded))
+        kept = f"are {'' if self.recorded else 'not '}kept in a list"
+        self.guards.holds("warnings", kept, functools.partial(are_recorded, self.recorded))
         self.heap.note("warning")
-        frame = self.frame_of(stacklevel)
-        line = frame.line or frame.code.co_firstlineno
-        place = texts.warner(category or UserWarning, frame.globals, frame.code.co_filename, line)
-        node = self.writer.node("call_function", place, (message,), {})
+        node = self.writer.node("call_function", texts.warner(category, namespace, file, line), (text,), {})
         node.meta["val"] = None
 
     def frame_of(self, stacklevel: int) -> Any:

@@ -28,6 +28,7 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 
 from ..tensors.gradients import Applied
 from ..torch_facts import torch_private
+from ..torch_facts.torch_checkpoint import DEFAULT_FORM
 from ..values.values import Body, Break, TensorProxy
 from .module_reuse import gradient_sources
 from .recompute import Again, Read, after, fakes_in
@@ -49,17 +50,17 @@ LENIENT = replace(CALL, lenient=True)
 
 
 class Checkpoints:
-    """Checkpointed calls in one trace."""
+    """Checkpointed calls in one trace. say: what makes a warning a node."""
 
-    def __init__(self, domain: Parts, call: Callable[..., Any]):
-        self.domain, self.call, self.tensors = domain, call, domain.tensors
+    def __init__(self, domain: Parts, call: Callable[..., Any], say: Callable[..., None]):
+        self.domain, self.call, self.say, self.tensors = domain, call, say, domain.tensors
         self.gradients = domain.tensors.gradients
         self.writer, self.objects = domain.tensors.writer, domain.objects
         self.strict = any(body is CALL for body, _ in self.objects.inside)
 
     def run(self, function: Any, args: tuple, options: dict[str, Any]) -> Any:
         """``checkpoint(function, *args, **options)``: a mark, the call, a mark."""
-        reentrant = options.pop("use_reentrant", None)
+        reentrant = self.form(options.pop("use_reentrant", None))
         preserve = options.pop("preserve_rng_state", True)
         chosen = {name: options.pop(name, default) for name, default in DEFAULTS.items()}
         self.refuse(reentrant, preserve, chosen)
@@ -152,6 +153,15 @@ class Checkpoints:
         node = self.writer.node("call_function", function, args, {})
         node.meta["val"] = None
         return node
+
+    def form(self, reentrant: Any) -> Any:
+        """``use_reentrant``, or what torch takes for it and says to that where it is not given."""
+        if reentrant is not None or DEFAULT_FORM is None:
+            return reentrant
+        reentrant, told = DEFAULT_FORM
+        for one in told:
+            self.say(one.text, one.category, one.namespace, one.file, one.line)
+        return reentrant
 
     def refuse(self, reentrant: Any, preserve: Any, chosen: dict[str, Any]) -> None:
         hint = "it runs natively; the graph goes on after it"
