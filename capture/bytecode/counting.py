@@ -15,40 +15,41 @@ import functools
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-from torch.utils.weak import WeakIdKeyDictionary
 
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
 
 MARK = "moebius: how often instructions count"  # a constant of such code: (MARK, weights)
-# What it goes on with. By the object: continuations of equal code are one, whatever they go on with.
-BEFORE: WeakIdKeyDictionary = WeakIdKeyDictionary()
+Before = tuple[types.CodeType, int, int]
+# By id of such code: what it goes on with. Not in the code, as continuations of equal code are one.
+BEFORE: dict[int, tuple[weakref.ref[types.CodeType], Before]] = {}
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 CACHE, RESUME, END_FOR = (dis.opmap.get(name, -1) for name in ("CACHE", "RESUME", "END_FOR"))
 Function = tuple[str, str, int]  # file, qualified name, first line
 
 
-def with_weights(
-    code: types.CodeType, weights: list[int], goes_on: tuple[types.CodeType, int, int]
-) -> types.CodeType:
+def with_weights(code: types.CodeType, weights: list[int], goes_on: Before) -> types.CodeType:
     """The code, which knows from now on how often each of its instructions (EXTENDED_ARG aside) counts: 0 for what is
     not the user's. goes_on: the code that it goes on with, the instruction there, and the depth of the stack."""
     if len(weights) != sum(1 for _ in own_weights(code)):
         return code  # (the assembler has put in some of its own: then all count)
-    made = code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights))))
-    BEFORE[made] = goes_on
-    return made
+    return known(code.replace(co_consts=(*code.co_consts, (MARK, bytes(weights)))), goes_on)
 
 
 def copied(code: types.CodeType) -> types.CodeType:
     """Another code object of the same."""
-    made = code.replace()
-    if (before := goes_on_with(code)) is not None:
-        BEFORE[made] = before
-    return made
+    made, before = code.replace(), goes_on_with(code)
+    return made if before is None else known(made, before)
+
+
+def known(code: types.CodeType, before: Before) -> types.CodeType:
+    """The code, of which is known from now on what it goes on with."""
+    place = id(code)
+    BEFORE[place] = weakref.ref(code, lambda _: BEFORE.pop(place, None)), before
+    return code
 
 
 def weights_of(code: types.CodeType) -> bytes:
@@ -63,9 +64,10 @@ def goes_on(code: types.CodeType) -> bool:
     return type(last) is tuple and len(last) == 2 and last[0] == MARK
 
 
-def goes_on_with(code: types.CodeType) -> tuple[types.CodeType, int, int] | None:
+def goes_on_with(code: types.CodeType) -> Before | None:
     """What ``with_weights`` was given."""
-    return BEFORE.get(code)
+    found = BEFORE.get(id(code))
+    return None if found is None else found[1]
 
 
 def own_weights(code: types.CodeType) -> Iterator[int]:
