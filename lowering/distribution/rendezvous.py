@@ -21,7 +21,7 @@ from torch import Tensor
 from moebius.lowering.distribution.alive import condition, this_process
 from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
 from moebius.lowering.distribution.standing import WATCHES, Here, watch
-from moebius.lowering.distribution.torch_private import LocalTensor, default_store, simulated_ranks
+from moebius.lowering.distribution.torch_private import LocalTensor, default_store, never_destroy, simulated_ranks
 from moebius.lowering.step.optimizer_steps import TAKEN
 
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
@@ -178,6 +178,8 @@ class ProcessGroup:
                 before = lost
         finally:
             Here.ours = False
+            if not work.is_completed():
+                never_destroy(self.group)
 
     def waited(self) -> str:
         return f"this rank, {dist.get_rank()}, waited for it at {self.place}"

@@ -1,6 +1,7 @@
 """Every private torch name that distribution uses, in one place. Checked on torch 2.13.0 (CPU, Python 3.11)."""
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -143,6 +144,12 @@ def has_body(operator: Any) -> bool:
 def default_store() -> Any:
     """The store through which the process groups of this process found one another."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def never_destroy(group: torch.distributed.ProcessGroup) -> None:
+    """A reference that nobody lets go of. gloo's destructor joins the threads of the group: it waits for a collective
+    that has not ended until its timeout, and a process that ends so would hold up those that wait for its end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def begun_collectives() -> dict[str, tuple[list[int], int]]:
