@@ -171,10 +171,10 @@ class ProcessGroup:
                         raise RanksDisagreeError(f"{words}; {self.waited()} ({error})") from error
                 lost = self.lost()
                 gone = [one for one in lost if one in before]  # (a process may stop for a moment)
-                if words := self.failed() or "; ".join(gone):
-                    raise RanksDisagreeError(f"{words}; {self.waited()}")
                 if WATCHES and (words := WATCHES[0].verdict):
                     raise RanksDisagreeError(f"the ranks have come to different places: {words}. {RULE}")
+                if words := self.failed() or "; ".join(gone):
+                    raise RanksDisagreeError(f"{words}; {self.waited()}")
                 before = lost
         finally:
             Here.ours = False
@@ -330,7 +330,8 @@ def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iter
     try:
         yield
     except BaseException as error:
-        words = f"rank {dist.get_rank()} raised {type(error).__name__}: {str(error)[:300]}, in call {number} of {name}"
+        told = str(error)[: None if isinstance(error, RanksDisagreeError) else 300]  # (that names all ranks)
+        words = f"rank {dist.get_rank()} raised {type(error).__name__}: {told}, in call {number} of {name}"
         for group in groups:
             group.announce(words)
         raise

@@ -27,6 +27,7 @@ from moebius.lowering.distribution.torch_private import begun_collectives, defau
 
 TICK = 1.0  # how often a thread looks, in seconds
 PATIENCE = 2.0  # how long a rank stands in one collective until it says so
+LOOKS = 3  # how often a rank in a meeting lets those in other collectives hear first what no rank can go on for
 COMPUTES = 0.1  # seconds of the processor's time that a thread takes between two looks where it does not just wait
 
 
@@ -57,7 +58,7 @@ class Watch(threading.Thread):
         self.verdict = ""
         self.before: Any = None
         self.since, self.busy = 0.0, 0.0
-        self.told, self.tellings, self.answered = False, 0, -1
+        self.told, self.tellings, self.answered, self.looks = False, 0, -1, 0
         self.asked: tuple[int, list[int]] = 0, []
         self.ending = threading.Event()
 
@@ -89,7 +90,7 @@ class Watch(threading.Thread):
             self.stand(words, Here.ours, here[-1])
 
     def go_on(self) -> None:
-        self.verdict = ""
+        self.verdict, self.looks = "", 0
         if self.told:
             self.told = False
             self.store.add(COUNT, -1)
@@ -107,9 +108,14 @@ class Watch(threading.Thread):
         elif self.rank == 0:
             self.judge(question)
         if not self.verdict and self.store.check([key(f"verdict {question}")]):
-            self.verdict = self.store.get(key(f"verdict {question}")).decode()
+            others, _, verdict = self.store.get(key(f"verdict {question}")).decode().partition(" ")
+            heard, self.looks = key(f"heard {question}"), self.looks + 1
             if not meeting:  # it cannot be called back; what it waits in fails when the others end
-                sys.stderr.write(f"moebius: rank {self.rank} waits for ranks that will not come: {self.verdict}\n")
+                sys.stderr.write(f"moebius: rank {self.rank} waits for ranks that will not come: {verdict}\n")
+                self.store.add(heard, 1)
+            elif self.store.add(heard, 0) < int(others) and self.looks < LOOKS:  # before those have said so
+                return
+            self.verdict = verdict
 
     def judge(self, question: int) -> None:
         """Ask all ranks whether they still stand where they say; where they do, tell them if some will never meet."""
@@ -122,7 +128,8 @@ class Watch(threading.Thread):
         elif all(answered == question for answered, *_ in told):
             if any(meeting for *_, meeting, _ in told) and never_meet([groups for *_, groups in told]):
                 places = "; ".join(f"rank {rank} is {words}" for rank, (_, _, words, *_) in enumerate(told))
-                self.store.set(key(f"verdict {question}"), places)
+                others = sum(not meeting for *_, meeting, _ in told)
+                self.store.set(key(f"verdict {question}"), f"{others} {places}")
 
 
 def never_meet(told: list[dict[str, tuple[list[int], int, int]]]) -> bool:
