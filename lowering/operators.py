@@ -290,7 +290,7 @@ for _name, _functions, _methods in (
     ("le", [torch.le, torch.less_equal, operator.le], ["le", "less_equal", "__le__"]),
 ):
     declare(_name, "input, other", _functions, _methods, inplace=[f"{_name}_"])
-declare("not", "input", [operator.not_])
+declare("not", "input", [operator.not_, torch.sym_not])
 declare("logical_not", "input", [torch.logical_not, torch.bitwise_not, operator.invert], ["logical_not", "bitwise_not"])
 
 # Row by row

@@ -27,7 +27,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
-from ..tensors.index_lists import as_indices, is_varying_list
+from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
@@ -320,6 +320,8 @@ class Containers(Parts):
         kind = type(value)
         if kind is TensorProxy:
             return self.loops.rows(value)
+        if kind is IndexList:
+            return self.loops.list_rows(value)
         if kind in ROWS:
             return value.begin() if is_kind(value, TensorRows) else value
         if is_kind(value, SymbolicObject):

@@ -41,6 +41,7 @@ from .rows import TensorRows
 from .two_sides import FirstSide
 
 if TYPE_CHECKING:
+    from ..tensors.index_lists import IndexList
     from ..python.parts import Parts
 
 
@@ -92,6 +93,12 @@ class Loops:
         if how == ELEMENTS:
             copied = self.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.objects.made(TensorRows(copied, numbers=True))
+
+    def list_rows(self, numbers: IndexList) -> TensorRows:
+        """``iter(list)`` of what ``tolist()`` gave of a vector of unknown length."""
+        if self.open or not self.tensors.branches:
+            numbers.refuse("the items")
+        return self.objects.made(TensorRows(numbers.proxy, numbers=True)).begin()
 
     def array_rows(self, proxy: TensorProxy) -> TensorRows:
         """``iter(array)`` of a vector of unknown length. An iteration sees what an earlier one wrote into it."""

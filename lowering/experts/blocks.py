@@ -36,7 +36,7 @@ from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
-VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
+VIEWS = frozenset({"cast", "contiguous", "clone", "reshape", "squeeze", "unsqueeze", "flatten", "select"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
@@ -48,17 +48,21 @@ UNROLLED = 512  # iterations of a loop that are written out for it
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
+def expert_rows(down: fx.Node, rank: int = 2, ups: set[fx.Node] | None = None) -> list[fx.Node] | None:
     """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
 
-    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes."""
+    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes. ups: gets
+    the projections."""
     call = read_call(down)
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
     rows: list[fx.Node] = []
+    products: list[fx.Node] = []
 
     def onwards(node: fx.Node) -> list[fx.Node]:
         made = read_call(node)
+        if len(shape_of(node) or (0, 0)) < 2:
+            return []  # a vector of the features: ``+ b[e]``
         if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
             raise NoRows
         if made.name in INSIDE:
@@ -66,9 +70,13 @@ def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
         if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != rank:
             raise NoRows
         rows.append(made["input"])
+        products.append(node)
         return []
 
-    return found_rows(rows, call["input"], onwards)
+    found = found_rows(rows, call["input"], onwards)
+    if found is not None and ups is not None:
+        ups.update(products)
+    return found
 
 
 class NoRows(Exception):
@@ -117,7 +125,9 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
     wanted = reaching_gradients(graph)  # (an expert that nobody reads gets no gradient, of zeros neither)
     for nodes in lines.values():
         nodes = [node for node in nodes if node in wanted] or nodes
-        downs = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node))}
+        ups: set[fx.Node] = set()  # (of one line too, where a module runs its layers in a loop)
+        every = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node, ups=ups))}
+        downs = {node: rows for node, rows in every.items() if node not in ups}
         if len(downs) > 1:
             found += independent(graph, downs)
     return found

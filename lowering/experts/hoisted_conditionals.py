@@ -38,7 +38,7 @@ from moebius.lowering.experts.unrolled_loops import (
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import computed_of, copy_node, stands_at, tensor_of, value_of, where_of
+from moebius.lowering.values import computed_of, copy_node, same_shape, shape_of, stands_at, tensor_of, value_of, where_of
 
 VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
 
@@ -199,7 +199,8 @@ class Opening:
             if call is not None and call.name == "getitem" and any(
                 (value := tensor_of(argument)) is not None and value.dim() for argument in node.all_input_nodes[1:]
             ):
-                plain = self.is_empty_unless_taken(call["index"])  # else only the branch vouches for the index
+                # (else only the branch vouches for the index)
+                plain = is_mask_of(call["index"], call["input"]) or self.is_empty_unless_taken(call["index"])
             if not plain and not (call is not None and call.name in ("logical_not", "not")):
                 raise Differ(f"{target_name(node)} makes rows that only the branch vouches for", node)
             for argument in node.all_input_nodes:
@@ -293,6 +294,12 @@ class Opening:
         assert isinstance(captures, tuple)
         loop = self.graph.call_function(expert_loop, (get_body, source, carried, (*captures, down)))
         return self.add(loop, self.branch), name
+
+
+def is_mask_of(key: Any, tensor: Any) -> bool:
+    """Whether it is a mask of the first axes of a tensor: it picks rows that are there."""
+    value, axes = tensor_of(key), shape_of(key) or ()
+    return value is not None and value.dtype is torch.bool and same_shape(axes, (shape_of(tensor) or ())[: len(axes)])
 
 
 def is_skip(node: fx.Node) -> bool:

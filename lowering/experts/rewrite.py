@@ -21,6 +21,7 @@ from moebius.lowering.experts import (
     provisional,
     result_sinks,
     rows_written,
+    sides,
     slots,
     split_phases,
     weight_concat,
@@ -71,6 +72,9 @@ def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each. What could not become the operator, in whatever form
     it was read, is tried once more as projections of sorted rows."""
     if work.keep_loops is None:
+        if takes_blocks(work):
+            write_out_of_place(work)
+        sides.plainly(work)
         postpone_zeros(work)
         straighten(work, takes_blocks(work))
     replace_all(work)
