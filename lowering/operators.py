@@ -23,6 +23,7 @@ from moebius.lowering.experts.stacking import (
     blocks_apart,
     experts_that_ran,
     in_set_order,
+    is_left,
     join_blocks,
     of_iterations_that_ran,
     pick,
@@ -268,6 +269,7 @@ declare(
 declare("tolist", "input", [array_numbers], ["tolist"])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
 declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
+declare("is_left", "*asked", [is_left])
 declare("experts_that_ran", "*skipped", [experts_that_ran])
 declare("how_many", "asked", [how_many])
 declare("cat_present", "items, asked", [cat_present])

@@ -41,8 +41,8 @@ from .rows import TensorRows
 from .two_sides import FirstSide
 
 if TYPE_CHECKING:
-    from ..tensors.index_lists import IndexList
     from ..python.parts import Parts
+    from ..tensors.index_lists import IndexList
 
 
 ITERATION = Body(

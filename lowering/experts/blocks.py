@@ -32,6 +32,7 @@ from moebius.lowering.experts.unrolled_loops import (
 )
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, is_size, loop_body, read_call, target_name
+from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
@@ -39,6 +40,7 @@ INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contigu
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape", "squeeze", "unsqueeze", "flatten", "select"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
+EXITS = "runs on no rows if the step is left at"  # in a node's meta
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
 UNROLLED = 512  # iterations of a loop that are written out for it
 
@@ -199,8 +201,8 @@ class Order:
                     raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
                 self.now = self.iteration[node]
                 self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
-            elif self.now >= 0 and node.op != "output" and not is_size(node):
-                self.step(node)
+            elif self.now >= 0 and node.op != "output" and not is_size(node) and node.target is not require_branch:
+                self.step(node)  # (of such a branch Blocks.hoist asks)
 
     def step(self, node: fx.Node) -> None:
         place = place_of(node)
@@ -316,10 +318,14 @@ class Blocks(Builder):
             call = read_call(node) if first < node < last else None
             if call is not None and call.name == "set_grad_enabled":
                 raise Differ("gradients are switched between the experts", node)
-            if call is not None and call.name == "require_branch":  # later experts may never run: no gradients then
+            if node.target is require_branch and first < node < last and not self.is_passed(node):
                 raise Differ("the step may be left between the experts, at a branch on data", node)
         for node in [node for node in graph.nodes if node in wanted]:
             first.prepend(node)
+
+    def is_passed(self, exit: fx.Node) -> bool:
+        """Whether all experts behind it have no rows where the step is left there (exits.py)."""
+        return all(exit in down.meta.get(EXITS, ()) for down in self.downs if exit < down)
 
     def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
         """Whatever stands between the experts may read what it likes, the sum that iterations add to as well: it stays

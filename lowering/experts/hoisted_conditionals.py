@@ -25,6 +25,7 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import expert_rows, inside
 from moebius.lowering.experts.dense import NoExperts
+from moebius.lowering.experts.exits import Cut
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
 from moebius.lowering.experts.unrolled_loops import (
     OPENED,
@@ -106,7 +107,7 @@ def settle(work: Work, opened: list[Opened]) -> None:
             delattr(work.gm, one.module)
 
 
-def skip_unused(downs: list[fx.Node], opened: Sequence[Opened], stacked: list[fx.Node]) -> None:
+def skip_unused(downs: list[fx.Node], opened: Sequence[Opened | Cut], stacked: list[fx.Node]) -> None:
     """Experts whose branch was not taken get no gradient. stacked: the nodes that stack the experts' parameters, behind
     the conditions."""
     asked = {one.down: one.asked for one in opened}
@@ -220,8 +221,8 @@ class Opening:
         return self.add(self.graph.call_function(rows_if, (self.placed(key), self.asked)), key)
 
     def copy(self, node: fx.Node, place: Callable[[fx.Node], Any] | None = None) -> None:
-        arguments = (fx.map_arg(given, place or self.placed) for given in (node.args, node.kwargs))
-        made = self.graph.create_node(node.op, node.target, *arguments)
+        args, kwargs = (fx.map_arg(given, place or self.placed) for given in (node.args, node.kwargs))
+        made = self.graph.create_node(node.op, node.target, args, kwargs)  # type: ignore[arg-type]
         self.table[node] = self.add(made, node)
         made.meta.update(node.meta)
 

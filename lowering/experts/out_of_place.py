@@ -35,7 +35,7 @@ def write_out_of_place(work: Work) -> None:
             with work.gm.graph.inserting_before(node):
                 get_body = stands_at(work.gm.graph.get_attr(name), node)
             get_body.meta["val"] = None
-            work.loose.append(node.args[0])  # type: ignore[arg-type]
+            work.loose += [one for one in node.all_input_nodes if one.op == "get_attr"]
             node.args = (get_body, *node.args[1:])
 
 

@@ -23,6 +23,7 @@ from moebius.lowering.operators import call_operands, is_pure, is_size, loop_bod
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, stands_at, value_of
 
+
 def plainly(work: Work) -> None:
     """Every such branch of the graph."""
     for node in list(filter(is_branch, work.gm.graph.nodes)):
@@ -43,7 +44,7 @@ class Side:
         self.outer = dict(zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True))
         gives: Any = self.body.output_node().args[0]
         self.gives: list[Any] = list(gives)
-        self.items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        self.items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         self.skips = [one for one in self.body.nodes if one.target is skip_iteration]
 
     @property

@@ -1,13 +1,12 @@
-"""More of structures.py."""
+"""More of structures.py: layers as libraries and models train them."""
 
 from __future__ import annotations
 
 import torch
 from module_layers import MLP, SwiGLU
-from spellings import LOWERED, PROJECTED, D, E, K, N
-from structures import STRUCTURES, Routed, structure  # noqa: F401
+from spellings import CAPTURED, LOWERED, PROJECTED, D, E, K, N
+from structures import Routed, structure
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.functional import gelu, one_hot, relu, silu, softmax
 
 
@@ -95,9 +94,9 @@ class StMoE(Routed):
         return out
 
 
-@structure(LOWERED)
+@structure(PROJECTED)
 class FastMoe(nn.Module):
-    """FastMoE: `MOEScatter` by index_select of sorted slots, `FMoELinear` per expert over counts, bmm with the scores"""
+    """FastMoE: `MOEScatter` by index_select of sorted slots, `FMoELinear` over counts, bmm with the scores"""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +151,7 @@ class Megablocks(nn.Module):
 
 @structure(LOWERED)
 class LlamaFour(nn.Module):
-    """Llama 4: scores of the rest -inf, sigmoid, inputs repeated E times and scaled, one `bmm`, summed, shared expert"""
+    """Llama 4: scores of the rest -inf, sigmoid, inputs repeated and scaled, one `bmm`, summed"""
 
     def __init__(self):
         super().__init__()
@@ -253,7 +252,7 @@ class SwitchHf(Routed):
         return (next_states * value).view(-1, D)
 
 
-@structure(LOWERED)
+@structure(PROJECTED)
 class OneGelu(nn.Module):
     """experts of a single weight matrix each with a shared down: up per expert, `down` for all"""
 
@@ -340,7 +339,7 @@ class Residual(Routed):
         return out * coefficient[:, 0:1] + self.mlp(x) * coefficient[:, 1:]
 
 
-@structure(LOWERED)
+@structure(PROJECTED)
 class ReglU(nn.Module):
     """ReGLU experts with biases in ParameterLists, `addmm`"""
 
@@ -419,7 +418,7 @@ class PermuteUnpermute(Routed):
         return out
 
 
-@structure(LOWERED)
+@structure(CAPTURED)
 class WhileCounter(Routed):
     """`while e < E:` with `if count == 0: e += 1; continue`"""
 
