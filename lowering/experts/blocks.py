@@ -19,6 +19,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.dense import PRODUCTS, NoExperts
+from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
@@ -129,10 +130,19 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
         nodes = [node for node in nodes if node in wanted] or nodes
         ups: set[fx.Node] = set()  # (of one line too, where a module runs its layers in a loop)
         every = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node, ups=ups))}
-        downs = {node: rows for node, rows in every.items() if node not in ups}
+        ups &= every.keys()
+        downs = {
+            node: rows for node, rows in every.items() if node not in ups and (not ups or is_routed(node, rows))
+        }
         if len(downs) > 1:
             found += independent(graph, downs)
     return found
+
+
+def is_routed(down: fx.Node, rows: list[fx.Node]) -> bool:
+    """Whether data say which rows an expert has, or its results are joined with others'."""
+    joined = any(user.target in (torch.cat, torch.concat, torch.stack) for user in down.users)
+    return joined or any(looked_up_rows(one, down) for one in rows)
 
 
 def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:

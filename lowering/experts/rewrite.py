@@ -11,7 +11,7 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
-from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
     by_row,
@@ -73,6 +73,7 @@ def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each. What could not become the operator, in whatever form
     it was read, is tried once more as projections of sorted rows."""
     if work.keep_loops is None:
+        drop_idle_switches(work.gm.graph)
         if takes_blocks(work):
             write_out_of_place(work)
         sides.plainly(work)

@@ -233,7 +233,7 @@ class EarlyReturn(Routed):
         return out
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class EarlyNone(Routed):
     """an expert's method that returns None without rows, `if y is not None: out.index_add_(…)`"""
 
@@ -269,7 +269,7 @@ class WhileOnData(Routed):
         return out
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class BreakOnData(Routed):
     """slices of sorted rows, `if start >= len(rows): break`"""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from module_layers import MLP, SwiGLU
-from spellings import CAPTURED, LOWERED, PROJECTED, D, E, K, N
+from spellings import LOWERED, PROJECTED, D, E, K, N
 from structures import Routed, structure
 from torch import nn
 from torch.nn.functional import gelu, one_hot, relu, silu, softmax
@@ -339,7 +339,7 @@ class Residual(Routed):
         return out * coefficient[:, 0:1] + self.mlp(x) * coefficient[:, 1:]
 
 
-@structure(PROJECTED)
+@structure(LOWERED)
 class ReglU(nn.Module):
     """ReGLU experts with biases in ParameterLists, `addmm`"""
 
@@ -418,7 +418,7 @@ class PermuteUnpermute(Routed):
         return out
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class WhileCounter(Routed):
     """`while e < E:` with `if count == 0: e += 1; continue`"""
 

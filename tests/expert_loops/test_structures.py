@@ -6,6 +6,7 @@ import pytest
 import structures_by_statement  # noqa: F401 (adds to STRUCTURES)
 import structures_of_libraries  # noqa: F401
 import structures_of_papers  # noqa: F401
+import structures_otherwise  # noqa: F401
 import torch
 from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED
 from structures import STRUCTURES
