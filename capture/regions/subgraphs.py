@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class SubgraphTracer:
     """Interprets functions of the user's into such graphs. what: their name in graph breaks; where: the code."""
 
-    what = "a function"
-    where = "it"
-    hint = "it runs natively; nothing to do"
+    what: str
+    where: str
+    hint: str
 
     def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call = domain, call
