@@ -303,6 +303,8 @@ class Emitter:
             return self.slice_value(value)
         if kind is random.Random:
             return random_value(self, value)
+        if kind is torch.Generator:
+            return self.graph_value(value)
         if kind is HandleNumber:
             return self.assign(value, f"{self.constant(next_number)}(None)")
         if kind is types.MappingProxyType and (shown := self.objects.behind.get(id(value))) is not None:

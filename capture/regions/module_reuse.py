@@ -37,7 +37,7 @@ Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, wha
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
 SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults"))  # those of what both read
 CONTAINERS = frozenset((*DICTS, *LISTS))
-COMPARED_BY_TEXT = ATOMS - {torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool}
+COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
 @dataclass

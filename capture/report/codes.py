@@ -193,7 +193,9 @@ CODES = (
         24, "Making tensors, parameters and random generators",
         ("tensor constructor", "parameter made in the step", "random generator", "default device",
          "tensor copied by copy"),
-        "It is made in a way that the graph cannot repeat in each call.", "Make it once, before the step.",
+        "It is made in a way that the graph cannot repeat in each call; or a random generator is used in a loop over "
+        "experts, in a checkpointed call or for a foreign backend.",
+        "Make it once, before the step; draw outside of the loop.",
     ),
     Code(
         25, "numpy", ("write into a numpy array's memory", "numpy*"),

@@ -104,7 +104,6 @@ class TensorOperations:
         self.numbers = Numbers(self)
         self.texts = Texts(self)
         self.whole_step = self.recomputes = self.branches = whole_step
-        writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
         self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
         self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
