@@ -162,10 +162,10 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
-        generators, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
-        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, generators):
+        random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
+        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
             self.functions |= part.functions
-        self.builtins |= generators.makers | Namespaces(domain).functions | operator_functions.functions_over(domain)
+        self.builtins |= random.makers | Namespaces(domain).functions | operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
