@@ -165,7 +165,7 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
         random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
         for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
             self.functions |= part.functions
-        self.builtins |= random.makers | Namespaces(domain).functions | operator_functions.functions_over(domain)
+        self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class SubgraphTracer:
 
     def gradient(self, name: str, of: torch.Tensor) -> Any:
         """A placeholder of the open graph: the gradient of a tensor like ``of``."""
-        node = self.writer.scope.placeholder(name)
+        node = self.writer.placeholder(name)
         node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
         with self.tensors.mode:
             return self.tensors.wrap(torch.empty_like(of).requires_grad_(False), node)

@@ -141,6 +141,14 @@ class GraphWriter:
         found = self.scope.root().symbols.get(size.node.expr)
         return None if found is None else found()
 
+    def own(self, node: fx.Node) -> fx.Node:
+        """The node as the innermost scope's graph knows it."""
+        return self.scope.own(node)
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A new input of the innermost scope's graph."""
+        return self.scope.placeholder(name)
+
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
         owner = torch.nn.Module()

@@ -270,7 +270,7 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        inner = self.writer.is_inner and not self.gradients.hooks.interpreting
+        inner = self.writer.is_inner and not self.gradients.in_a_hook
         if inner or self.writer.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)
