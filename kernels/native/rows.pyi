@@ -6,6 +6,8 @@ PRODUCTS: int
 # 1 where torch's C interface was
 ROOTS: int
 # 1 where MKL's square root was
+GEMM: int
+# 1 where products of one thread in float32 are ours (gemm.h)
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
@@ -36,6 +38,10 @@ def products(
 
 # How many products were made since the import, of each dtype, in the order of their numbers.
 def products_made() -> tuple[int, int, int]: ...
+
+# How many of them were ours, and whether they are from now on. Returns whether they were.
+def gemm_products() -> int: ...
+def use_gemm(use: bool, /) -> bool: ...
 
 # Seconds of one thread that a product of two square matrices takes torch. threads: that torch has.
 def time_product(size: int, dtype: int, threads: int, /) -> float: ...
