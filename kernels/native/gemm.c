@@ -7,10 +7,10 @@
 #include <immintrin.h>
 
 #define WIDE __attribute__((target("avx512f")))
+#define COLUMNS GEMM_COLUMNS /* two vectors */
+#define DEEP GEMM_DEEP
 #define ROWS 12     /* of a block that stands in registers: with COLUMNS, 24 of the 32 there are */
-#define COLUMNS 32  /* two vectors */
 #define STEP 16     /* numbers of a vector, and between two columns of a packed left block */
-#define DEEP 512    /* the longest inner axis that is summed at once */
 #define PACKED 65536 /* numbers of right operand packed at a time: a quarter of a second-level cache of 1 MiB */
 #define AHEAD 64    /* numbers that a packed column is fetched ahead */
 #define FEW 16      /* rows for which packing does not pay */
@@ -167,27 +167,33 @@ static void (*const blocks[ROWS])(const Block *) = {block_1, block_2, block_3, b
 
 /* ---- a product ------------------------------------------------------------------------------------------------------- */
 
-/* Some columns and some of the inner axis, for all rows; `right` is packed. Blocks of rows differ by one row at most. */
-static void run_columns(const Matrix *out, const Matrix *left, const float *right, int64_t inner, int64_t deep,
-                        int64_t column, int64_t count, int add)
+/* Blocks of rows differ by one row at most. */
+void gemm_packed(float *out, int64_t stride, const float *left, int64_t down, int64_t along, int64_t rows,
+                 const float *right, int64_t panel, int64_t deep, int64_t columns, int add)
 {
     float packed[DEEP * STEP] __attribute__((aligned(64)));
-    int64_t rows = left->sizes[0], parts = (rows + ROWS - 1) / ROWS;
-    const float *from = (const float *)left->address + inner * left->strides[1];
-    int side_by_side = left->strides[1] == 1;
+    int64_t parts = (rows + ROWS - 1) / ROWS;
     for (int64_t part = 0; part < parts; part++) {
         int64_t row = rows * part / parts, height = rows * (part + 1) / parts - row;
-        Block block = {from + row * left->strides[0], right, NULL, left->strides[0], 1, deep, out->strides[0], 0, 0, add};
-        if (!side_by_side) {
-            pack_left(packed, block.left, left->strides[1], deep, height);
+        Block block = {left + row * down, right, NULL, down, along, deep, stride, 0, 0, add};
+        if (along != 1) {
+            pack_left(packed, block.left, along, deep, height);
             block.left = packed, block.down = 1, block.along = STEP;
         }
-        float *to = (float *)out->address + row * out->strides[0] + column;
-        for (int64_t at = 0; at < count; at += COLUMNS, block.right += deep * COLUMNS) {
-            block.out = to + at, block.low = first(count - at), block.high = first(count - at - STEP);
+        for (int64_t at = 0; at < columns; at += COLUMNS, block.right += panel) {
+            block.out = out + row * stride + at, block.low = first(columns - at), block.high = first(columns - at - STEP);
             blocks[height - 1](&block);
         }
     }
+}
+
+void gemm_pack(float *to, const float *from, int64_t down, int64_t along, int64_t deep, int64_t columns)
+{
+    for (int64_t at = 0; at < columns; at += COLUMNS, to += deep * COLUMNS)
+        if (along == 1)
+            pack_rows(to, from + at, down, deep, columns - at);
+        else
+            pack_columns(to, from + at * along, along, deep, columns - at);
 }
 
 static int is_taken(const Matrix *out, const Matrix *left, const Matrix *right)
@@ -210,14 +216,10 @@ int gemm(const Matrix *out, const Matrix *left, const Matrix *right, int add)
         for (int64_t column = 0; column < columns; column += most) {
             int64_t count = columns - column < most ? columns - column : most;
             const float *from = (const float *)right->address + low * right->strides[0] + column * right->strides[1];
-            for (int64_t at = 0; at < count; at += COLUMNS) {
-                float *to = packed + at * deep;
-                if (right->strides[1] == 1)
-                    pack_rows(to, from + at, right->strides[0], deep, count - at);
-                else
-                    pack_columns(to, from + at * right->strides[1], right->strides[1], deep, count - at);
-            }
-            run_columns(out, left, packed, low, deep, column, count, add || depth > 0);
+            const float *rows = (const float *)left->address + low * left->strides[1];
+            gemm_pack(packed, from, right->strides[0], right->strides[1], deep, count);
+            gemm_packed((float *)out->address + column, out->strides[0], rows, left->strides[0], left->strides[1],
+                        left->sizes[0], packed, deep * COLUMNS, deep, count, add || depth > 0);
         }
     }
     return 1;
@@ -233,6 +235,18 @@ int gemm(const Matrix *out, const Matrix *left, const Matrix *right, int add)
 {
     (void)out, (void)left, (void)right, (void)add;
     return 0;
+}
+
+void gemm_pack(float *to, const float *from, int64_t down, int64_t along, int64_t deep, int64_t columns)
+{
+    (void)to, (void)from, (void)down, (void)along, (void)deep, (void)columns;
+}
+
+void gemm_packed(float *out, int64_t stride, const float *left, int64_t down, int64_t along, int64_t rows,
+                 const float *right, int64_t panel, int64_t deep, int64_t columns, int add)
+{
+    (void)out, (void)stride, (void)left, (void)down, (void)along, (void)rows;
+    (void)right, (void)panel, (void)deep, (void)columns, (void)add;
 }
 
 #endif

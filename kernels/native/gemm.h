@@ -24,4 +24,14 @@ int gemm_use(int use);
    the same bits whatever the other rows and columns are. */
 int gemm(const Matrix *out, const Matrix *left, const Matrix *right, int add);
 
+/* Its two halves, where gemm_find() says yes. A packed right operand [deep, columns] is panels of GEMM_COLUMNS columns,
+   `deep` times that many numbers each, aligned to 64 bytes. down, along: an operand's strides, one of them 1. */
+#define GEMM_COLUMNS 32
+#define GEMM_DEEP 512 /* the longest inner axis that is summed at once, where left's numbers lie side by side down */
+void gemm_pack(float *to, const float *from, int64_t down, int64_t along, int64_t deep, int64_t columns);
+
+/* panel: numbers from one panel to the next, of which the first `deep` rows are multiplied. */
+void gemm_packed(float *out, int64_t stride, const float *left, int64_t down, int64_t along, int64_t rows,
+                 const float *right, int64_t panel, int64_t deep, int64_t columns, int add);
+
 #endif

@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "attention.h"
 #include "chain.h"
 #include "elements.h"
 #include "gated.h"
@@ -117,6 +118,10 @@ static PyMethodDef functions[] = {
     {"products_made", products_made, METH_NOARGS, "products_made(): see rows.pyi."},
     {"gemm_products", gemm_products, METH_NOARGS, "gemm_products(): see rows.pyi."},
     {"use_gemm", use_gemm, METH_O, "use_gemm(use): see rows.pyi."},
+    {"attention_forward", attention_forward, METH_VARARGS,
+     "attention_forward(sizes, strides, addresses, log_sums, scale, causal, threads): see rows.pyi."},
+    {"attention_backward", attention_backward, METH_VARARGS,
+     "attention_backward(sizes, strides, addresses, log_sums, scale, causal, threads): see rows.pyi."},
     {"layer_forward", layer_forward, METH_O, "layer_forward(address): see layer.h."},
     {"layer_backward", layer_backward, METH_O, "layer_backward(address): see layer.h."},
     {NULL, NULL, 0, NULL},

@@ -54,3 +54,14 @@ def layer_backward(task: int, /) -> None: ...
 # count float32 each, the same memory or none of it in common; numbers: double, at least one. IndexError for a step that
 # names what is not there.
 def chain(steps: bytes, tensors: bytes, numbers: bytes, count: int, threads: int, /) -> None: ...
+
+# Attention (attention.c). sizes: batch, heads, heads of k and v, length, width; strides: of the first three axes of
+# each tensor [batch, heads, length, width], whose last is 1; addresses: of q, k, v and the result, and backward of its
+# gradient and those of q, k and v; all int64. log_sums: the address of float32 [batch, heads, length], written by
+# forward. ValueError where GEMM is 0.
+def attention_forward(
+    sizes: bytes, strides: bytes, addresses: bytes, log_sums: int, scale: float, causal: bool, threads: int, /,
+) -> None: ...
+def attention_backward(
+    sizes: bytes, strides: bytes, addresses: bytes, log_sums: int, scale: float, causal: bool, threads: int, /,
+) -> None: ...
