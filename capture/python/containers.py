@@ -318,10 +318,8 @@ class Containers(Parts):
     def get_iter(self, value: Any) -> Any:
         value = natives.specialised(value) if type(value) is Text else value
         kind = type(value)
-        if kind is TensorProxy:
+        if kind in (TensorProxy, IndexList):
             return self.loops.rows(value)
-        if kind is IndexList:
-            return self.loops.list_rows(value)
         if kind in ROWS:
             return value.begin() if is_kind(value, TensorRows) else value
         if is_kind(value, SymbolicObject):

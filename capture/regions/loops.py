@@ -27,6 +27,7 @@ from ..tensors.arrays import ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
+from ..tensors.index_lists import IndexList
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
@@ -71,8 +72,12 @@ class Loops:
     # Called by the domain
     # ------------------------------------------------------------------------------------------------------------------
 
-    def rows(self, proxy: TensorProxy) -> Any:
-        """``iter(tensor)``."""
+    def rows(self, proxy: TensorProxy | IndexList) -> Any:
+        """``iter(tensor)``, or of the list that ``tolist()`` gave of a vector of unknown length."""
+        if type(proxy) is IndexList:
+            if self.open or not self.tensors.branches:
+                proxy.refuse("the items")
+            return self.objects.made(TensorRows(proxy.proxy, numbers=True)).begin()
         if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return self.objects.made(TensorRows(proxy))
         return self.objects.made(iter(self.tensors.rows(proxy)))
@@ -93,12 +98,6 @@ class Loops:
         if how == ELEMENTS:
             copied = self.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.objects.made(TensorRows(copied, numbers=True))
-
-    def list_rows(self, numbers: IndexList) -> TensorRows:
-        """``iter(list)`` of what ``tolist()`` gave of a vector of unknown length."""
-        if self.open or not self.tensors.branches:
-            numbers.refuse("the items")
-        return self.objects.made(TensorRows(numbers.proxy, numbers=True)).begin()
 
     def array_rows(self, proxy: TensorProxy) -> TensorRows:
         """``iter(array)`` of a vector of unknown length. An iteration sees what an earlier one wrote into it."""

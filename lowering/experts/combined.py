@@ -88,12 +88,13 @@ def made_stack(node: fx.Node) -> Stack | None:
     call = read_call(node)
     side = call["input"] if call is not None and call.name == "reshape" else None
     if isinstance(side, fx.Node) and side.target in (torch.cat, torch.concat) and side.args:
-        rows, shape = side.args[0], shape_of(node) or ()
+        every, shape = side.args[0], shape_of(node) or ()
         dim = side.kwargs.get("dim", side.args[1] if len(side.args) > 1 else 0)
-        apart = isinstance(rows, tuple | list) and len(shape) == 3 and dim in (-1, 1) and same_size(shape[1], len(rows))
-        if not apart or not all(same_shape(shape_of(row), (shape[0], shape[2])) for row in rows):
+        side_by_side = [row for row in every if isinstance(row, fx.Node)] if isinstance(every, tuple | list) else []
+        apart = len(shape) == 3 and dim in (-1, 1) and same_size(shape[1], len(side_by_side))
+        if not apart or not all(same_shape(shape_of(row), (shape[0], shape[2])) for row in side_by_side):
             return None
-        return Stack(list(rows), "tnd", None, (side, node))
+        return Stack(side_by_side, "tnd", None, (side, node))
     if call is not None and call.name == "stack":
         rows, dim = call["tensors"], call["dim"]
         views: tuple[fx.Node, ...] = ()

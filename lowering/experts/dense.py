@@ -416,10 +416,10 @@ class Sparse:
                 return None
         elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
             return None
-        whole = self.lifted(call["input"])
-        if whole is None:
+        lifted = self.lifted(call["input"])
+        if lifted is None:
             return None
-        gates = self.outer[whole]
+        gates = self.outer[lifted]
         index = Zeros(self.storage, self.builder.first).index_of(gates)
         if index is None:
             return self.by_mask(gates)
@@ -514,8 +514,9 @@ class Sparse:
         if read_call(node) is None or not is_pure(node) or not parts or None in parts.values():
             return None
         outer = {one: self.outer[part] for one, part in parts.items() if part is not None}
-        with self.builder.first.graph.inserting_before(self.builder.first):
-            made = self.builder.first.graph.node_copy(node, outer.__getitem__)
+        first = self.builder.first
+        with first.graph.inserting_before(first):
+            made = first.graph.node_copy(node, outer.__getitem__)
         self.storage.add(made)
         inner = self.builder.capture(made)
         self.outer[inner] = made
