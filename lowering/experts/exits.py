@@ -105,7 +105,7 @@ def cut(rows: fx.Node, asked: fx.Node) -> fx.Node:
     graph, keys = rows.graph, [key for key in rows.all_input_nodes[1:] if shape_of(key)]
     at = rows.next
     with graph.inserting_before(at):
-        if not keys or (call := read_call(rows)) is None or call.name != "getitem":
+        if not keys or not all(map(is_list, keys)) or (call := read_call(rows)) is None or call.name != "getitem":
             made = graph.call_function(rows_if, (rows, asked))
         else:
             few = {key: stands_at(graph.call_function(rows_if, (key, asked)), rows) for key in keys}

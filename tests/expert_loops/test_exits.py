@@ -96,6 +96,18 @@ def beyond_the_rows(x, moe):
     return out + x
 
 
+def two_by_masks(x, moe):
+    """Rows that a mask picks before the branch."""
+    weight, index = moe.gate(x)[:, :2].softmax(-1).max(-1)
+    out = torch.zeros_like(x)
+    for e in range(2):
+        rows = x[index == e]
+        if len(rows) == 0:
+            break
+        out[index == e] = moe.experts[e](rows) * weight[index == e, None]
+    return out
+
+
 def asks_what_an_expert_gave(x, moe):
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
@@ -131,7 +143,7 @@ def asks_what_is_written(x, moe):
     return out
 
 
-RIGHT = [when_all_are_done, left_with_rows, returned, by_a_tensor, none_or_rows, beyond_the_rows]
+RIGHT = [when_all_are_done, left_with_rows, returned, by_a_tensor, none_or_rows, beyond_the_rows, two_by_masks]
 KEPT = [asks_what_an_expert_gave, asks_the_sum, asks_what_is_written]
 
 
