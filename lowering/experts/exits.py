@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
@@ -21,7 +22,7 @@ from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
 from moebius.lowering.experts.stacking import is_left, rows_if
 from moebius.lowering.operators import is_size, read_call
 from moebius.lowering.step.branches import require_branch
-from moebius.lowering.values import computed_of, shape_of, stands_at, tensor_of
+from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
 
 CALM = frozenset(
     {"getitem", "cast", "contiguous", "clone", "size", "numel", "item", "tolist", "not", "logical_not", "eq", "ne",
@@ -65,7 +66,7 @@ def cuts(graph: fx.Graph, downs: list[fx.Node], exits: list[fx.Node], storage: S
         with graph.inserting_before(first):
             asked = graph.call_function(is_left, tuple(one for node in before for one in node.args[:2]))
         stands_at(asked, before[0]).meta["val"] = None
-        pairs = [(rows, cut(rows, asked)) for rows in dict.fromkeys(expert_rows(down) or ())]
+        pairs = [(rows, cut(rows, asked, first)) for rows in dict.fromkeys(expert_rows(down) or ())]
         for rows, now in pairs:
             for user in [user for user in rows.users if user in inside(down) or user is down]:
                 user.replace_input_with(rows, now)
@@ -88,7 +89,7 @@ def is_known(node: Any, first: fx.Node, storage: Storage) -> bool:
         call = read_call(one)
         known = call is not None and call.name in CALM and not call.op.inplace
         keys = one.all_input_nodes[1:] if call is not None and call.name == "getitem" else []
-        lists = [key for key in keys if shape_of(key)]
+        lists = [key for key in keys if shape_of(key) and not is_mask_of(key, one.args[0])]
         if not (known or is_size(one)) or (lists and not (one is node and all(map(is_list, lists)))):
             return False
     read = made | {argument for one in made for argument in one.all_input_nodes}
@@ -100,10 +101,16 @@ def is_list(key: fx.Node) -> bool:
     return value is not None and value.dim() == 1 and value.dtype in INTEGERS
 
 
-def cut(rows: fx.Node, asked: fx.Node) -> fx.Node:
-    """None of the rows where the step is left: behind them."""
+def is_mask_of(key: fx.Node, tensor: Any) -> bool:
+    """Whether it is a mask of the first axes of a tensor, which picks rows that are there."""
+    value, axes = tensor_of(key), shape_of(key) or ()
+    return value is not None and value.dtype is torch.bool and same_shape(axes, (shape_of(tensor) or ())[: len(axes)])
+
+
+def cut(rows: fx.Node, asked: fx.Node, first: fx.Node) -> fx.Node:
+    """None of the rows where the step is left: behind them, and behind what is asked before ``first``."""
     graph, keys = rows.graph, [key for key in rows.all_input_nodes[1:] if shape_of(key)]
-    at = rows.next
+    at = rows.next if first < rows else first
     with graph.inserting_before(at):
         if not keys or not all(map(is_list, keys)) or (call := read_call(rows)) is None or call.name != "getitem":
             made = graph.call_function(rows_if, (rows, asked))

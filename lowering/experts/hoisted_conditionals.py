@@ -22,10 +22,9 @@ import torch
 from torch import fx
 
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import expert_rows, inside
 from moebius.lowering.experts.dense import NoExperts
-from moebius.lowering.experts.exits import Cut
+from moebius.lowering.experts.exits import CALM, Cut, is_list, is_mask_of
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
 from moebius.lowering.experts.unrolled_loops import (
     OPENED,
@@ -39,11 +38,7 @@ from moebius.lowering.experts.unrolled_loops import (
 )
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
-from moebius.lowering.values import computed_of, copy_node, same_shape, shape_of, stands_at, tensor_of, where_of
-
-CALM = frozenset(
-    {"getitem", "cast", "contiguous", "size", "numel", "not", "logical_not", "eq", "where", "nonzero", "argwhere"}
-)  # what cannot fail
+from moebius.lowering.values import computed_of, copy_node, shape_of, stands_at, where_of
 
 
 @dataclass
@@ -212,11 +207,9 @@ class Opening:
     def cut(self, key: fx.Node, lookup: fx.Node) -> Any:
         """What ``x[key]`` is looked up by before the branch, which alone vouches for a list of rows: none of them where
         it is not taken. (A mask of the first axes picks rows that are there.)"""
-        value, axes, whole = tensor_of(key), shape_of(key) or (), shape_of(lookup.args[0]) or ()
-        assert value is not None
-        if value.dtype is torch.bool and same_shape(axes, whole[: len(axes)]):
+        if is_mask_of(key, lookup.args[0]):
             return self.placed(key)
-        if value.dtype not in INTEGERS or len(axes) != 1 or self.asked is None:
+        if not is_list(key) or self.asked is None:
             raise Differ(f"{target_name(lookup)} makes rows that only the branch vouches for", lookup)
         return self.add(self.graph.call_function(rows_if, (self.placed(key), self.asked)), key)
 
