@@ -72,7 +72,7 @@ class Loops:
     # Called by the domain
     # ------------------------------------------------------------------------------------------------------------------
 
-    def rows(self, proxy: TensorProxy | IndexList) -> Any:
+    def rows(self, proxy: Any) -> Any:
         """``iter(tensor)``, or of the list that ``tolist()`` gave of a vector of unknown length."""
         if type(proxy) is IndexList:
             if self.open or not self.tensors.branches:
