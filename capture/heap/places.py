@@ -79,7 +79,8 @@ class Entry:
             self.writes[self.where] = self.written
 
     def text(self) -> str:
-        return f"{self.record.source.name}: {self.where}"
+        source = self.record.source
+        return f"{source.name}: {self.where}"
 
 
 def item_of(objects: Objects, owner: Any, where: Any) -> Item | None:

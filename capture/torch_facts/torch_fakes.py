@@ -361,6 +361,11 @@ def fails_on_numbers(function: Callable[..., Any], args: tuple, kwargs: dict[str
     return False
 
 
+def some_float(value: torch.SymFloat) -> float:
+    """Today's, or another one where nobody knows that."""
+    return 0.5 if depends_on_values(value) else float(value.node.hint)
+
+
 def of_today(value: Any, mode: FakeTensorMode) -> Any:
     """What an operator is tried on: the value with the sizes, or the number, that it has in this call."""
     if is_symbolic(value):
