@@ -116,9 +116,8 @@ class Loops:
             return STOP
         loop = self.open[-1] if self.open else None
         if loop is None or loop.rows is not rows or loop.row is None:
-            raise Break(
-                "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
-            )
+            raise Break("iterating over a tensor of unknown length", "outside of a for loop",
+                        "iterate over it with a for loop")  # fmt: skip
         return loop.row_value
 
     def settle(self, frame: Frame) -> None:
