@@ -37,8 +37,8 @@ SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = (
     "With mesh=..., every rank has to run the same program, as often, each on its own part of the batch, which may be "
-    "empty; what uses the experts is captured with mesh=..., too, as an evaluation and another model's step: a loop "
-    "over the experts that a batch hits, where it is not captured, reads other experts on each rank"
+    "empty. A loop over the experts that a batch hits, where it is not captured, needs a token on each rank: a rank "
+    "without one reads no experts, and does not come to where they are gathered; capture it with mesh=..., too"
 )
 
 
