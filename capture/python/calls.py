@@ -38,9 +38,9 @@ from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
+from ..tensors.random_generators import RandomGenerators
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
-from ..values.numpy_numbers import is_numpy_function
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import (
     ATOMS,
@@ -58,11 +58,12 @@ from .builtin_handlers import BuiltinHandlers
 from .cached_functions import CachedFunctions
 from .callbacks import GroupKey, InTrace, Truth
 from .construction import LAZY, Construction
+from .draws import BELOW, Draws
 from .filters import Filters, warnings_block
 from .messages import Messages
 from .methods import Methods
 from .namespaces import Namespaces
-from .numpy_calls import of_numbers, with_its_type
+from .numpy_calls import with_its_type
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
 from .overrides import Overrides
@@ -84,7 +85,7 @@ from .switches import Switches
 from .telling import TellsInPython
 
 
-class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
+class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
     """Dispatches every call of one trace. ``domain`` gives the operations that builtins stand for."""
 
     def __init__(self, domain: Parts):
@@ -160,12 +161,12 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             unbound_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
-        self.functions |= self.messages.functions | self.inference.functions
-        self.functions |= Signatures(domain).functions | Packages(domain).functions
-        self.functions |= Filters(self.objects, self.tensors).functions
-        gradients = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
-        self.functions |= gradients.functions
-        self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
+        autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
+        random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
+        self.functions[BELOW] = self.drawn_below
+        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
+            self.functions |= part.functions
+        self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -427,9 +428,8 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             return self.captured(function, args, kwargs)
         if args and type(args[0]) is Array:
             return self.domain.arrays.function(function, args, kwargs)
-        if is_numpy_function(function):
-            if (found := of_numbers(self.domain, function, args, kwargs)) is not ABSENT:
-                return found
+        if (found := self.numpy_call(function, args, kwargs)) is not ABSENT:
+            return found
         if is_kind(function, classmethod | staticmethod):
             return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
         method = self.attributes.on_type(kind, "__call__")

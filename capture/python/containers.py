@@ -18,6 +18,7 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
+from ..heap.places import item_of
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
@@ -248,7 +249,7 @@ class Containers(Parts):
         if base in DICTS and record is not None:
             self.objects.dict_set(record, key, value)
             return
-        self.objects.touch(obj)
+        self.objects.touch(obj, place=item_of(self.objects, obj, key))
         if record is not None and self.objects.place_is_open(record, key):
             length = self.objects.open_length(record)
             if self.truth(self.compare("<=", 0, key)) and self.truth(self.compare("<", key, length)):

@@ -30,7 +30,7 @@ from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
-from . import branches, two_sides
+from . import branch_places, branches, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
@@ -59,6 +59,7 @@ class Loops:
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.writer, self.counter = self.tensors.writer, domain.counter
         self.open: list[LoopRegion] = []
+        domain.objects.joins = branch_places.Joins(self.open, domain.objects.inside)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
@@ -248,6 +249,7 @@ class Loops:
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
         objects.open_body(ITERATION)
+        loop.since = objects.inside[-1][1]
         loop.row = writer.scope.placeholder("row")
         if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -332,7 +334,7 @@ class Loops:
         if torch_private.switches() != loop.switches:
             return False
         carried = any(frame.locals[i] is not loop.begun[i] for i in loop.carried)
-        if two_sides.is_double(loop) or loop.gathered or carried:
+        if two_sides.is_double(loop) or loop.gathered or loop.places or carried:
             return False  # what the iteration has done so far counts: the rest of it is a branch of its own
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
@@ -427,6 +429,8 @@ class Loops:
                 side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
                 changed += two_sides.leave_second(loop, loop.first, on_stack, self.objects)
+            else:
+                branch_places.leave_one(loop, None)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
         if is_kind(loop.rows, ActiveExperts):
@@ -530,6 +534,7 @@ class Loops:
         assert parent is not None
         self.writer.scope = parent
         frame.locals[:] = loop.before
+        branch_places.put_back(loop)
         all_carried = sorted({*loop.carried, *carried})
         self.decided[(id(frame.code), loop.start)] = all_carried
         self.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once

@@ -46,7 +46,6 @@ from .fakes import (
     has_tensor,
     refuse_answering,
     refuse_numbers,
-    some_float,
 )
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
@@ -104,7 +103,6 @@ class TensorOperations:
         self.numbers = Numbers(self)
         self.texts = Texts(self)
         self.whole_step = self.recomputes = self.branches = whole_step
-        writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
         self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
         self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
@@ -271,7 +269,7 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        inner = self.writer.is_inner and not self.gradients.hooks.interpreting
+        inner = self.writer.is_inner and not self.gradients.in_a_hook
         if inner or self.writer.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)
@@ -294,8 +292,6 @@ class TensorOperations:
             result = self.on_fakes(made, args, kwargs)
         elif recurrent.has_open_sizes(function, args, kwargs):
             result = self.on_fakes(recurrent.like_recurrent, args, {})
-        elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
-            result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
             result = self.on_fakes(function, args, kwargs)
         refuse_lost_tangent(function, result)
@@ -329,7 +325,7 @@ class TensorOperations:
 
     def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
-        if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
+        if shaped := getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
@@ -338,7 +334,7 @@ class TensorOperations:
         given = tuple(map(as_operand, args)) if function in ARITHMETIC else args
         if in_numbers:
             given, kwargs = self.numbers.examples(args), {k: self.numbers.examples(v) for k, v in kwargs.items()}
-        fake_args, fake_kwargs = fake_of(given), fake_of(kwargs)
+        fake_args, fake_kwargs = fake_of(given, shaped), fake_of(kwargs, shaped)
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))

@@ -51,6 +51,7 @@ NAMES = {
     "torch._C._has_torch_function_variadic": "the same",
     "torch._C._len_torch_dispatch_stack": "the program's modes",
     "torch._C._len_torch_function_stack": "the program's modes",
+    "torch.fx.experimental._config": "whether sizes that vary may be 1",
     "torch._refs": "operators in Python, for numbers that vary where those in C take today's",
     "torch.utils._device.DeviceContext": "a default device is a mode, too",
     "torch.utils._python_dispatch.TorchDispatchMode": "sees each operator that runs on fakes",
