@@ -215,7 +215,7 @@ class Sharded(Base):
         def on_whole_tensors() -> Any:
             held, reads = [value for value in flat if isinstance(value, Sharded)], not is_mutable(func)
             if not (reads and all(value.whole_copy.is_there() for value in held)):
-                agree(mesh, told)
+                agree(mesh, f"reading a parameter of shape {tuple(first.shape)}" if reads else told)
             whole = {id(v): v.whole_copy.read(v.shards) if reads else v.shards.full_tensor() for v in held}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)

@@ -45,7 +45,6 @@ WAYS = {
     "[i] =": assign_item,
     "add_": without_gradients(lambda m: m.weight.add_(1)),
     "detach().add_": lambda m: m.weight.detach().add_(1),
-    "view(-1).add_": without_gradients(lambda m: m.weight.view(-1).add_(1)),
     "_foreach_add_": without_gradients(lambda m: torch._foreach_add_([m.weight], 1.0)),
     "lerp_": without_gradients(lambda m: m.weight.lerp_(torch.ones(E, D), 0.5)),
     "zeros_": lambda m: nn.init.zeros_(m.weight),
@@ -73,7 +72,7 @@ def read(weight):
     found = torch.zeros(E, D)
     for row in rows:
         found[row] = weight[row] if row % 2 else weight.unbind()[row]
-    return found, weight[:, 1:].T.contiguous(), weight[torch.tensor([dist.get_rank()])], torch.ones(2, E) @ weight
+    return found, weight[torch.tensor([dist.get_rank()])], torch.ones(2, E) @ weight
 
 
 def write_and_read():
