@@ -13,6 +13,7 @@ from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
 from moebius.kernels.precision import parse
 from moebius.lowering.aliasing import Storage, only_computes, writes_into
+from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, compile_whole, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.errors import DEFECT, ContractError, LoweringError, UnknownBackendError, WholeStepRefusedError
@@ -120,9 +121,12 @@ def as_captured(
 
 
 def ready(gm: fx.GraphModule, regions: list[ExpertRegion], chains: bool = False) -> Lowered:
-    """The graph with code that runs it. chains: whether operators element by element may run as one."""
+    """The graph with code that runs it. chains: whether operators element by element may run as one, and attention as
+    ours."""
     repeats = written_once(gm, chains)
-    return Lowered(run_as_is(finish(gm)) if repeats is None else as_tuple(gm, repeats.forward), gm, regions, repeats)
+    if repeats is None:
+        return Lowered(run_as_is(finish_with_ours(gm) if chains else finish(gm)), gm, regions)
+    return Lowered(as_tuple(gm, repeats.forward), gm, regions, repeats)
 
 
 def where_raised(lowered: Lowered, error: BaseException) -> Reached | None:

@@ -21,6 +21,7 @@ from torch import fx
 
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.contract import Work
 from moebius.lowering.draft import Draft
 from moebius.lowering.experts.loops import find_loops, loops_among
@@ -46,9 +47,9 @@ class Parts:
         """The code that runs it."""
         chained = with_chains(self.outer.gm)
         if chained is None:
-            return Repeats(self.outer.gm, self.written_out)
+            return Repeats(self.outer.gm, self.written_out, finish_with_ours)
         outer, written = chained
-        return Repeats(outer, lambda: self.written_out().behind(written))
+        return Repeats(outer, lambda: self.written_out().behind(written), finish_with_ours)
 
     def regions(self) -> list[ExpertRegion]:
         """One for each loop over experts, in the order of the graph; then what was no loop."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.chains import ChainCall, find_chains
 from moebius.lowering.draft import Draft, finish
 from moebius.lowering.equal_nodes import same, same_items
@@ -102,15 +103,17 @@ class Written:
 
 
 class Repeats:
-    """The code of a graph with layers: ``outer`` calls ``bodies``. written: gives the graph that it is the code of."""
+    """The code of a graph with layers: ``outer`` calls ``bodies``. written: gives the graph that it is the code of.
+    made: what makes the code."""
 
-    def __init__(self, outer: fx.GraphModule, written: Callable[[], Written]):
+    def __init__(self, outer: fx.GraphModule, written: Callable[[], Written],
+                 made: Callable[[fx.GraphModule], fx.GraphModule] = finish):
         self.outer = outer
         self.calls = [node for node in outer.graph.nodes if isinstance(node.target, LayerCall)]
         self.written = functools.cache(written)
         for node in self.calls:
-            node.target.forward = finish(node.target.body).forward
-        finish(outer)
+            node.target.forward = made(node.target.body).forward
+        made(outer)
 
     @property
     def bodies(self) -> list[fx.GraphModule]:
@@ -219,7 +222,7 @@ def written_once(gm: fx.GraphModule, chains: bool = False) -> Repeats | None:
         outer = Draft(outer, graph)
         written = written if inner is None else inner.behind(written)
     assert written is not None
-    return Repeats(outer, lambda: written)
+    return Repeats(outer, lambda: written, finish_with_ours if chains else finish)
 
 
 def with_chains(gm: fx.GraphModule) -> tuple[fx.GraphModule, Written] | None:

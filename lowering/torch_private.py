@@ -46,6 +46,7 @@ __all__ = [
     "sizes_key",
     "split_module",
     "traced_by_operators",
+    "transforms_are_active",
     "unbacked_symbols",
     "version_of",
     "written_by_schema",
@@ -101,6 +102,11 @@ def unbacked_symbols(value: Any) -> set[Any]:
 def nobody_looks() -> bool:
     """Whether no mode of the program's sees the operators that run now."""
     return not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack()
+
+
+def transforms_are_active() -> bool:
+    """Whether torch.func transforms, or derivatives forward, go through the operators that run now."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Any) -> float:

@@ -38,6 +38,7 @@ from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
+from ..tensors.random_generators import RandomGenerators
 from ..torch_facts import torch_private, torch_scripts
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
 from ..values.opaque_tensor import OpaqueTensor
@@ -160,12 +161,12 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             unbound_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
-        self.functions |= self.messages.functions | self.inference.functions
-        self.functions |= Signatures(domain).functions | Packages(domain).functions | {BELOW: self.drawn_below}
-        self.functions |= Filters(self.objects, self.tensors).functions
-        gradients = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
-        self.functions |= gradients.functions
-        self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
+        autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
+        random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
+        self.functions[BELOW] = self.drawn_below
+        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
+            self.functions |= part.functions
+        self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -595,6 +596,5 @@ BREAKPOINT = (
     "a debugger is to see all locals",
 )
 NEVER_INTERPRETED = frozenset(
-    ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
-     "torch._dynamo.decorators")
-)  # fmt: skip
+    f"torch.{name}" for name in ("autograd", "autograd.graph", "_tensor", "serialization", "_dynamo.decorators")
+) | {"warnings", "logging"}

@@ -143,7 +143,7 @@ static int linear(const Part *part, int64_t blocks, int64_t count, const char *r
     for (const Block *block = AT(blocks, Block); count-- > 0; block++) {
         Matrix to = columns(part, out, out_width, block->low, block->rows);
         Matrix right = transposed(to_multiply(part, block));
-        if (!product(&to, &left, &right, work(part->layer), 0))
+        if (!product(&to, &left, &right, work(part->layer), 0, 1))
             return 0;
     }
     return 1;
@@ -156,7 +156,7 @@ static int multiply(const Part *part, int64_t blocks, int64_t count, const char 
     Matrix to = columns(part, out, out_width, 0, out_width);
     for (const Block *block = AT(blocks, Block), *first = block; count-- > 0; block++) {
         Matrix left = columns(part, rows, width, block->low, block->rows), right = to_multiply(part, block);
-        if (!product(&to, &left, &right, work(part->layer), block != first))
+        if (!product(&to, &left, &right, work(part->layer), block != first, 1))
             return 0;
     }
     return 1;
@@ -172,12 +172,12 @@ static int outer(const Part *part, int64_t blocks, int64_t count, const char *le
         if (to.address == NULL)
             continue;
         if (!widens(part->layer)) {
-            if (!product(&to, &mine, &other, work(part->layer), !part->rows->first))
+            if (!product(&to, &mine, &other, work(part->layer), !part->rows->first, 1))
                 return 0;
             continue;
         }
         Matrix wide = widened(&to, matrix_room(part));
-        if (!product(&wide, &mine, &other, FLOAT32, 0))
+        if (!product(&wide, &mine, &other, FLOAT32, 0, 1))
             return 0;
         copy(&to, &wide, stored(part->layer), part->rows->first ? NARROW : NARROW_SUM);
     }

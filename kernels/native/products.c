@@ -20,7 +20,7 @@ static int32_t (*delete)(Handle);
 static int32_t (*mm_out)(Handle, Handle, Handle);
 static int32_t (*addmm_out)(Handle, Handle, Handle, Handle, double, double);
 static int32_t numbers[3], cpu;
-static _Atomic long long made[3]; /* products of each dtype */
+static _Atomic long long made[3], own; /* products of each dtype; of all, those of gemm() */
 
 int products_find(void)
 {
@@ -48,8 +48,13 @@ static int view(const Matrix *matrix, Dtype dtype, Handle *handle)
     return make(matrix->address, 2, matrix->sizes, matrix->strides, 0, numbers[dtype], cpu, -1, handle) == 0;
 }
 
-int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add)
+int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add, int threads)
 {
+    if (dtype == FLOAT32 && threads == 1 && gemm(out, left, right, add)) {
+        made[dtype]++;
+        own++;
+        return 1;
+    }
     Handle views[3] = {NULL, NULL, NULL};
     int done = view(out, dtype, &views[0]) && view(left, dtype, &views[1]) && view(right, dtype, &views[2]) &&
                (add ? addmm_out(views[0], views[0], views[1], views[2], 1.0, 1.0)
@@ -65,6 +70,18 @@ PyObject *products_made(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
     return Py_BuildValue("(LLL)", made[FLOAT32], made[BFLOAT16], made[FLOAT16]);
+}
+
+PyObject *gemm_products(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyLong_FromLongLong(own);
+}
+
+PyObject *use_gemm(PyObject *module, PyObject *use)
+{
+    (void)module;
+    return PyBool_FromLong(gemm_use(PyObject_IsTrue(use)));
 }
 
 /* ---- how long they take ---------------------------------------------------------------------------------------------- */
@@ -90,7 +107,7 @@ static void run_trial(const void *argument, long low, long high)
     if (low > 0)
         return;
     double start = thread_seconds();
-    int done = product(&trial->matrices[0], &trial->matrices[1], &trial->matrices[2], trial->dtype, 0);
+    int done = product(&trial->matrices[0], &trial->matrices[1], &trial->matrices[2], trial->dtype, 0, 1);
     *trial->seconds = done ? thread_seconds() - start : -1;
 }
 
@@ -190,7 +207,7 @@ static int multiply(const Task *task, float *room)
         int add = task->add == ALWAYS || (task->add == LATER && !segment->first);
         done = is_wide(task, segment)
                    ? wide_product(&matrices[0], &matrices[1], &matrices[2], task->dtype, add, room, task->threads)
-                   : product(&matrices[0], &matrices[1], &matrices[2], task->dtype, add);
+                   : product(&matrices[0], &matrices[1], &matrices[2], task->dtype, add, task->threads);
     }
     return done;
 }

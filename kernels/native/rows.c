@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "attention.h"
 #include "chain.h"
 #include "elements.h"
 #include "gated.h"
@@ -115,6 +116,12 @@ static PyMethodDef functions[] = {
      "products(out, left, right, segments, count, dtype, add, wide, threads): see rows.pyi."},
     {"time_product", time_product, METH_VARARGS, "time_product(size, dtype, threads): see rows.pyi."},
     {"products_made", products_made, METH_NOARGS, "products_made(): see rows.pyi."},
+    {"gemm_products", gemm_products, METH_NOARGS, "gemm_products(): see rows.pyi."},
+    {"use_gemm", use_gemm, METH_O, "use_gemm(use): see rows.pyi."},
+    {"attention_forward", attention_forward, METH_VARARGS,
+     "attention_forward(sizes, strides, addresses, log_sums, scale, causal, threads): see rows.pyi."},
+    {"attention_backward", attention_backward, METH_VARARGS,
+     "attention_backward(sizes, strides, addresses, log_sums, scale, causal, threads): see rows.pyi."},
     {"layer_forward", layer_forward, METH_O, "layer_forward(address): see layer.h."},
     {"layer_backward", layer_backward, METH_O, "layer_backward(address): see layer.h."},
     {NULL, NULL, 0, NULL},
@@ -130,7 +137,8 @@ PyMODINIT_FUNC PyInit_rows(void)
     PyObject *self = PyModule_Create(&module);
     if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
         PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
-        PyModule_AddIntConstant(self, "ROOTS", chain_find()) < 0)
+        PyModule_AddIntConstant(self, "ROOTS", chain_find()) < 0 ||
+        PyModule_AddIntConstant(self, "GEMM", gemm_find()) < 0)
         return NULL;
     return self;
 }

@@ -6,6 +6,8 @@ PRODUCTS: int
 # 1 where torch's C interface was
 ROOTS: int
 # 1 where MKL's square root was
+GEMM: int
+# 1 where products of one thread in float32 are ours (gemm.h)
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
@@ -37,6 +39,10 @@ def products(
 # How many products were made since the import, of each dtype, in the order of their numbers.
 def products_made() -> tuple[int, int, int]: ...
 
+# How many of them were ours, and whether they are from now on. Returns whether they were.
+def gemm_products() -> int: ...
+def use_gemm(use: bool, /) -> bool: ...
+
 # Seconds of one thread that a product of two square matrices takes torch. threads: that torch has.
 def time_product(size: int, dtype: int, threads: int, /) -> float: ...
 
@@ -48,3 +54,14 @@ def layer_backward(task: int, /) -> None: ...
 # count float32 each, the same memory or none of it in common; numbers: double, at least one. IndexError for a step that
 # names what is not there.
 def chain(steps: bytes, tensors: bytes, numbers: bytes, count: int, threads: int, /) -> None: ...
+
+# Attention (attention.c). sizes: batch, heads, heads of k and v, length, width; strides: of the first three axes of
+# each tensor [batch, heads, length, width], whose last is 1; addresses: of q, k, v and the result, and backward of its
+# gradient and those of q, k and v; all int64. log_sums: the address of float32 [batch, heads, length], written by
+# forward. ValueError where GEMM is 0.
+def attention_forward(
+    sizes: bytes, strides: bytes, addresses: bytes, log_sums: int, scale: float, causal: bool, threads: int, /,
+) -> None: ...
+def attention_backward(
+    sizes: bytes, strides: bytes, addresses: bytes, log_sums: int, scale: float, causal: bool, threads: int, /,
+) -> None: ...

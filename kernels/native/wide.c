@@ -108,7 +108,7 @@ static void multiply_lanes(const void *argument, long low, long high)
             Matrix right = slice(task->right, 1, at, stop, task->dtype), out = slice(task->out, 1, at, stop, task->dtype);
             Matrix wide_right = widened(&right, room), wide_out = widened(&out, room_out);
             copy(&right, &wide_right, task->dtype, WIDEN);
-            if (!product(&wide_out, task->wide_left, &wide_right, FLOAT32, 0)) {
+            if (!product(&wide_out, task->wide_left, &wide_right, FLOAT32, 0, 1)) {
                 *task->refused = 1;
                 return;
             }

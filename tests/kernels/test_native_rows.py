@@ -1,6 +1,8 @@
 """The CPU form's row work in C: equal to float64 and to torch's operators for all threads, widths and values."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from experts_oracle import make_layer, run, worst_error
@@ -203,10 +205,18 @@ def test_the_form_without_it(dtype: torch.dtype, gate: str, monkeypatch: pytest.
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def without_ours() -> Iterator[None]:
+    assert panel_work.rows is not None
+    before = panel_work.rows.use_gemm(False)
+    yield
+    panel_work.rows.use_gemm(before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_torchs_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits with C's loop over the experts as with Python's, which C's leaves alone; experts of several panels,
-    of one row and of none among them."""
+def test_products_are_torchs_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, without_ours: None) -> None:
+    """Where they are not ours (test_gemm.py). The same bits with C's loop over the experts as with Python's, which C's
+    leaves alone; experts of several panels, of one row and of none among them."""
     monkeypatch.setattr("moebius.kernels.panels.PANEL_ROWS", 64)
     index = torch.randint(0, 5, (200, 2)).clamp(min=1)
     index[:150, 0], index[7, 1] = 6, 0
