@@ -17,7 +17,7 @@ from ..hook import Entry, GuardProgram, is_disabled, is_traced
 from ..trace.segment import Segment
 from .native_counts import NativeCounts, NativeTracer
 
-TRACED = "a trace function is set (a debugger's or coverage's), which is to see every line"
+TRACED = "a trace function or sys.monitoring is in use (by a debugger or coverage), which is to see every line"
 
 
 class Captured(Protocol):

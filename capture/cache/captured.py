@@ -45,8 +45,9 @@ from ..tensors.deferred_state import DeferredState
 from ..torch_facts import torch_private
 from ..torch_facts.random_state import paused_collector
 from ..trace.assumptions import FOREIGN, Assumptions
+from ..trace.request import Request
 from ..trace.segment import Segment, build
-from ..trace.trace import Request, trace
+from ..trace.trace import trace
 from ..values.values import TRACING, Break
 from .calls import is_watched, note, note_gone, note_looked_at
 from .continuations import (

@@ -83,6 +83,7 @@ class Emitter:
 
     def __init__(self, objects: Objects, n_positional: int, kwnames: tuple[str, ...]):
         self.objects, self.heap = objects, objects.heap
+        self.tuples, self.tensors_met, self.behind = objects.tuples, objects.tensors_met, objects.behind
         self.parameters = [*(f"m_arg{i}" for i in range(n_positional)), *(f"m_key_{k}" for k in kwnames)]
         self.n_positional, self.kwnames = n_positional, kwnames
         self.constants: dict[str, Any] = {
@@ -180,11 +181,11 @@ class Emitter:
         if record is not None:
             return self.load(record.source)
         if issubclass(kind, tuple):
-            met = self.objects.tuples.get(id(value))
+            met = self.tuples.get(id(value))
             if met is None or met.entered is not value:  # (a constant, which a place holds only today)
                 return self.tuple_value(value)
             return self.load(met.places[0])
-        if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
+        if issubclass(kind, torch.Tensor) and (proxy := self.tensors_met.get(id(value))) is not None:
             return self.graph_value(proxy)  # a tensor as the key of a dict
         if id(value) not in self.objects.new and not issubclass(kind, SymbolicObject):  # (these are of the trace alone)
             if issubclass(kind, (*IDENTITIES, frozenset, slice)):
@@ -303,9 +304,11 @@ class Emitter:
             return self.slice_value(value)
         if kind is random.Random:
             return random_value(self, value)
+        if kind is torch.Generator:
+            return self.graph_value(value)
         if kind is HandleNumber:
             return self.assign(value, f"{self.constant(next_number)}(None)")
-        if kind is types.MappingProxyType and (shown := self.objects.behind.get(id(value))) is not None:
+        if kind is types.MappingProxyType and (shown := self.behind.get(id(value))) is not None:
             return self.assign(value, f"m_types.MappingProxyType({self.value(shown)})")
         if kind is weakref.ref:
             if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)

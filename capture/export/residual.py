@@ -178,7 +178,7 @@ class ResidualReader:
             self.refuse(expression)
         found = part(owner, operation, key)
         if isinstance(owner, Frozen):
-            self.world.keep.append(owner.obj)
+            self.world.hold(owner.obj)
             if operation == "attr" and not (isinstance(owner.obj, torch.Tensor) and key == "grad"):
                 self.refuse(expression)
         return found
@@ -201,11 +201,11 @@ class ResidualReader:
         obj = value.obj
         if value.places:
             owner_id, key = value.places[-1]
-            owner = next((o for o in self.world.keep if id(o) == owner_id), None)
+            owner = self.world.held(owner_id)
             if isinstance(owner, torch.Tensor) and key == "grad":
                 name = self.state.fix(owner, hint)
                 if obj is not None:
-                    self.state.gradients.setdefault(name)
+                    self.state.has_gradient(name)
                 return self.load({"gradient": name})
             return self.load({"state": self.state.cell(value.places[-1], owner, obj, hint)})
         if isinstance(obj, torch.Tensor):
@@ -245,7 +245,7 @@ class ResidualReader:
         if isinstance(owner, Open):
             raise ExportError(f"the step changes its argument {self.world.names[owner.argument]}; return the new value")
         if isinstance(owner, Frozen):
-            name = self.world.container_names.get(id(owner.obj), f"a {type(owner.obj).__name__}")
+            name = self.world.name_of(owner.obj)
             raise ExportError(
                 f"the step changes {name}, a {type(owner.obj).__name__}, in a way that a file cannot hold: only "
                 "setting entries of dictionaries and attributes of objects can be; return the value instead"

@@ -78,6 +78,16 @@ class World:
         self.container_names = {id(d): record.source for d, record in self.watched()}
         self.keep: list[Any] = []  # owners of places: their ids stand for them
 
+    def hold(self, owner: Any) -> None:
+        self.keep.append(owner)
+
+    def held(self, number: int) -> Any:
+        """The owner with this id, None if nobody has held it."""
+        return next((owner for owner in self.keep if id(owner) == number), None)
+
+    def name_of(self, owner: Any) -> str:
+        return self.container_names.get(id(owner)) or f"a {type(owner).__name__}"
+
     def bound_arguments(self) -> Iterator[tuple[int, Any]]:
         """Arguments that are the same object at each call: the loaded step does not take them."""
         for fact in self.guards.facts:
@@ -139,6 +149,9 @@ class State:
         for index, obj in world.bound.items():
             self.look_through(world.names[index], obj)
 
+    def has_gradient(self, name: str) -> None:
+        self.gradients.setdefault(name)
+
     def look_through(self, name: str, obj: Any) -> None:
         """Names for the tensors of models and optimizers. Models first: optimizers hold their parameters."""
         if isinstance(obj, torch.nn.Module):
@@ -193,7 +206,7 @@ class State:
                 shown = f"{container}[{key!r}]"
             shown = re.sub(r"^L\['(\w+)'\]", r"\1", shown if isinstance(key, str | int) else container)
             name = self.cells[place] = self.unique(shown)
-            self.world.keep.append(owner)
+            self.world.hold(owner)
             if isinstance(value, torch.Tensor):
                 self.values[name] = {"tensor": self.tensor(value, f"{name} (tensor)")}
             else:

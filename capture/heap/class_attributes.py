@@ -27,7 +27,7 @@ class ClassAttributes:
     """
 
     def __init__(self, objects: Objects):
-        self.objects, self.guards = objects, objects.guards
+        self.objects, self.guards, self.records = objects, objects.guards, objects.class_dicts
         self.moving = {place.rpartition(".")[2] for place in objects.symbolic_places}
         self.written: set[str] = set()
         self.shown: set[type] = set()
@@ -35,10 +35,10 @@ class ClassAttributes:
 
     def record_of(self, cls: type) -> Record:
         """The record of a class's own dict."""
-        record = self.objects.class_dicts.get(cls)
+        record = self.records.get(cls)
         if record is None:
             (namespace,) = gc.get_referents(cls.__dict__)  # (a proxy, of which nothing else gives it)
-            record = self.objects.class_dicts[cls] = self.objects.found(namespace, f"{cls.__qualname__}.__dict__")
+            record = self.records[cls] = self.objects.found(namespace, f"{cls.__qualname__}.__dict__")
         return record
 
     def find(self, cls: type, name: str) -> Any:
@@ -57,7 +57,7 @@ class ClassAttributes:
 
     def has(self, cls: type, name: str) -> bool:
         """Whether the class itself has the attribute by now."""
-        record = self.objects.class_dicts.get(cls)
+        record = self.records.get(cls)
         return (record is not None and name in record.writes) or name in cls.__dict__
 
     def refuse_set(self, cls: type, name: str, before: Any, value: Any, by_meta: bool) -> None:
@@ -93,7 +93,7 @@ class ClassAttributes:
     def show(self, cls: type) -> None:
         """The class's whole ``__dict__`` is asked for: a graph break if the step has changed it."""
         for base in cls.__mro__:
-            record = self.objects.class_dicts.get(base)
+            record = self.records.get(base)
             if record is not None and record.writes:
                 raise Break("__dict__ of a class that the step changed", base.__qualname__, "read it by its name")
         self.shown.add(cls)

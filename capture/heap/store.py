@@ -122,6 +122,10 @@ class Store:
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
 
+    def owner_of(self, namespace: Any) -> Record | None:
+        """The record of the object whose ``__dict__`` this is, if somebody has met it."""
+        return self.owners.get(id(self.record_of(namespace)))
+
     def found(self, obj: Any, source: Source | str) -> Record:
         """The record of an object; made, if nobody has met it yet. source: a name, for one that is always the same if
         nobody has found it otherwise."""

@@ -49,6 +49,9 @@
 #define Py_BUILD_CORE 1
 #endif
 #include <internal/pycore_frame.h>
+#if PY_VERSION_HEX >= 0x030C0000
+#include <internal/pycore_interp.h>
+#endif
 #if PY_VERSION_HEX >= 0x030E0000
 #include <internal/pycore_interpframe.h>
 #endif
@@ -219,6 +222,31 @@ mb_link_frame(PyFrameObject *frame, PyFrameObject *back, PyObject *locals)
     if (locals != NULL) {
         Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(locals));
     }
+}
+
+/* The event of sys.monitoring that a line is, and the last of those that are inside of a call (jumps, branches). */
+#define MB_EVENT_LINE 5
+#define MB_EVENT_BRANCH 9
+#define MB_PROFILER (1 << 2)
+#define MB_MONITORING_TOOLS 0x3F
+
+/* Whether a tool of sys.monitoring (from 3.12) follows all code: its lines, or, if it is no profiler, anything of it.
+   sys.settrace and sys.setprofile are tools too, with numbers of their own: not asked here. */
+static inline int
+mb_is_monitored(PyThreadState *tstate)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    const uint8_t *tools = tstate->interp->monitors.tools;
+    int any = 0, inside = 0;
+    for (int event = 0; event < _PY_MONITORING_UNGROUPED_EVENTS; event++) {
+        any |= tools[event];
+        inside |= event >= MB_EVENT_LINE && event <= MB_EVENT_BRANCH ? tools[event] : 0;
+    }
+    return ((any & ~MB_PROFILER) | inside) & MB_MONITORING_TOOLS;
+#else
+    (void)tstate;
+    return 0;
+#endif
 }
 
 /* Calls of Python functions that may still be nested. */

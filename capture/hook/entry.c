@@ -1,4 +1,5 @@
 /* Entry: what a user calls. Runs the guards of each captured variant and the first variant whose guards hold. */
+#define MOEBIUS_NEEDS_FRAMES
 #include "native.h"
 
 #include <stddef.h>
@@ -167,15 +168,15 @@ call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnam
     return call_cold(entry, args, nargsf, kwnames);
 }
 
-/* Whether a trace function is set in this thread (a debugger with breakpoints, coverage.py): the call runs as Python, so
-   that it sees every line. Not ours, which counts what runs natively for a report. */
+/* Whether a trace function is set in this thread, or a tool of sys.monitoring follows all code (a debugger with breakpoints,
+   coverage.py): the call runs as Python, so that it sees every line. Not ours, which counts what runs natively for a report. */
 static PyObject *own_tracer;
 
 int
 mb_traced(void)
 {
     PyThreadState *thread = PyThreadState_GET();
-    return thread->c_tracefunc != NULL && thread->c_traceobj != own_tracer;
+    return (thread->c_tracefunc != NULL && thread->c_traceobj != own_tracer) || mb_is_monitored(thread);
 }
 
 PyObject *

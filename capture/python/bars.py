@@ -46,7 +46,7 @@ class Bars:
     """The progress bars of one trace."""
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
-        self.objects, self.tensors, self.guards = objects, tensors, objects.guards
+        self.objects, self.tensors, self.guards, self.texts = objects, tensors, objects.guards, tensors.texts
 
     def call(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         """A call of a function of tqdm's that draws; a graph break where it is not one of METHODS on a known bar."""
@@ -81,7 +81,7 @@ class Bars:
         return self.objects.made(Drawn())
 
     def is_text(self, value: Any) -> bool:
-        return self.tensors.texts.is_part(value) or self.tensors.texts.is_text(value)
+        return self.texts.is_part(value) or self.texts.is_text(value)
 
 
 def bar_class() -> Any:

@@ -321,7 +321,7 @@ class BuiltinHandlers(CallParts):
             if compared and len(args) > 1 and all(map(is_of_one_number, args)):
                 return self.one_by_one(function, args)
             if compared:
-                one_by_one = self.domain.calls.substitute(largest if function is max else smallest)
+                one_by_one = self.substitute(largest if function is max else smallest)
                 return self.domain.call_function(one_by_one, values, {})
             if not all(natives.is_plain(k, self.known) or is_kind(k, torch.SymInt) for k in keys):
                 raise Break(

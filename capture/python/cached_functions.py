@@ -73,8 +73,7 @@ class CachedFunctions(CallParts):
         older = [event for event in reads if event[1] is not ANYTHING]
         before_it = heap.writes_between(0, begin)
         written = [owner for _, owner, _, born in before_it if born < 0 and not is_kind(owner, TensorProxy)]
-        records = (self.objects.owners.get(id(self.objects.record_of(owner))) for owner in written)
-        whose = [record.obj for record in records if record is not None]
+        whose = [record.obj for owner in written if (record := self.objects.owner_of(owner)) is not None]
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, [*written, *whose])
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
         doubtful |= not followed and in_loop

@@ -38,6 +38,7 @@ from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
+from ..tensors.random_generators import RandomGenerators
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
 from ..values.numpy_numbers import is_numpy_function
@@ -160,12 +161,11 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             unbound_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
-        self.functions |= self.messages.functions | self.inference.functions
-        self.functions |= Signatures(domain).functions | Packages(domain).functions
-        self.functions |= Filters(self.objects, self.tensors).functions
-        gradients = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
-        self.functions |= gradients.functions
-        self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
+        autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
+        random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
+        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
+            self.functions |= part.functions
+        self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class TrackingDomain(Operators, Containers):
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
         self.objects, self.tensors, self.writer = objects, tensors, tensors.writer
+        self.heap, self.guards = objects.heap, objects.guards
         self.numbers, self.texts = tensors.numbers, tensors.texts
         self.counter = Counter()  # of the instructions that a report counts
         self.attributes = Attributes(objects, tensors, self.call)
@@ -331,7 +332,7 @@ class TrackingDomain(Operators, Containers):
         defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
         held = self.objects.record_of(keyword_defaults) if keyword_defaults else None
         if keyword_defaults:
-            self.objects.heap.read("defaults", keyword_defaults, None, False)
+            self.heap.read("defaults", keyword_defaults, None, False)
         if held is not None and held.changed:
             raise Break("defaults that the step changed", function.__qualname__, "pass the argument")
         if function in self.guarded_functions:
@@ -342,7 +343,7 @@ class TrackingDomain(Operators, Containers):
         name = source.name
         items = tuple((keyword_defaults or {}).items())
         if source.static:
-            self.objects.guards.function(name, function)
+            self.guards.function(name, function)
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
                 if not self.objects.is_new(cell):

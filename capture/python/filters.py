@@ -81,6 +81,7 @@ class Filters:
     def __init__(self, objects: Objects, tensors: TensorOperations):
         self.open = self.left = 0
         self.objects, self.tensors, self.writer = objects, tensors, tensors.writer
+        self.heap = objects.heap
         self.functions: dict[Any, Callable[..., Any]] = {
             refuse_module: self.refuse,
             enter_block: self.enter,
@@ -126,6 +127,6 @@ class Filters:
             raise Break(f"warnings.{function.__name__}", "with arguments that are not plain", HINT)
         self.mark(filter_call(function, *args, **kwargs))
         if not self.open:  # (what a block changes is over with it)
-            self.objects.heap.write(warnings.filters)
+            self.heap.write(warnings.filters)
         if self.open and "ignore" in (*args[:1], kwargs.get("action")):
             function(*args, **kwargs)

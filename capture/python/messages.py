@@ -39,7 +39,8 @@ class Messages:
     def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
-        self.heap, self.guards = domain.objects.heap, domain.objects.guards
+        self.heap, self.guards, self.texts = self.objects.heap, self.objects.guards, self.tensors.texts
+        self.class_dicts = self.objects.class_dicts
         self.recorded = bool(recorders())  # before the step enters any block
         methods = {
             "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR,
@@ -87,7 +88,7 @@ class Messages:
 
     def is_message(self, message: Any, args: tuple[Any, ...]) -> bool:
         """Whether ``message % args`` is a text that no code of the user's takes part in, and that can be made."""
-        parts = self.tensors.texts
+        parts = self.texts
         if not args:
             return type(message) is str or parts.is_text(message)
         known = [type(v) in ATOMS or parts.is_part(v) or is_kind(v, Number) for v in args]
@@ -109,7 +110,7 @@ class Messages:
         if type(logger).isEnabledFor is not logging.Logger.isEnabledFor:
             raise Break("function outside of the graph", f"{type(logger).__name__}.isEnabledFor", AFTER)
         held = [self.objects.record_of(part) for part in (vars(sys), *read_by_logging(logger))]
-        held += [own for cls, own in self.objects.class_dicts.items() if cls.__module__.startswith("logging")]
+        held += [own for cls, own in self.class_dicts.items() if cls.__module__.startswith("logging")]
         if any(one is not None and one.changed for one in held):
             raise Break("logging.Logger", "is used after the step changed how lines are logged", AFTER)
         self.heap.note("logging")
@@ -126,7 +127,7 @@ class Messages:
     def warn(self, message: Any, category: Any = None, stacklevel: Any = 1, source: Any = None, **rest: Any) -> None:
         """``warnings.warn`` of a text."""
         plain = is_kind(category, type | None) and type(stacklevel) is int and source is None and not rest
-        if not (type(message) is str or self.tensors.texts.is_text(message)) or not plain:
+        if not (type(message) is str or self.texts.is_text(message)) or not plain:
             raise Break("warnings.warn", "of something that is no text", AFTER)
         if category is not None and not issubclass(category, Warning):
             raise Break("warnings.warn", "of a category that is none", AFTER)

@@ -200,8 +200,6 @@ class Methods(CallParts):
         return item
 
     def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        if is_kind(owner, torch.Generator):
-            raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
         if is_kind(owner, torch.device) and name in ("__enter__", "__exit__"):  # as set_default_device does
             if torch_private.is_default_device(owner):  # (that no other is set, is guarded)
                 return owner if name == "__enter__" else None

@@ -17,14 +17,14 @@ from moebius.interpreter.frame import Frame
 from ..values.values import Break
 
 if TYPE_CHECKING:
-    from .parts import Parts
+    from .parts import CallParts, Parts
 
 
 class Namespaces:
     """Those of one trace. functions: what stands in for each builtin."""
 
-    def __init__(self, domain: Parts):
-        self.domain, self.objects = domain, domain.objects
+    def __init__(self, domain: Parts, calls: CallParts):
+        self.domain, self.objects, self.calls = domain, domain.objects, calls
         self.functions: dict[Any, Callable[..., Any]] = {
             builtins.locals: lambda: self.frame().namespace(),
             builtins.globals: self.globals,
@@ -45,11 +45,11 @@ class Namespaces:
         return frame.globals
 
     def variables(self, *args: Any) -> Any:
-        return self.domain.calls.variables(*args) if args else self.frame().namespace()
+        return self.calls.variables(*args) if args else self.frame().namespace()
 
     def names(self, *args: Any) -> Any:
         if args:
-            return self.domain.calls.native(builtins.dir, list(args), {})
+            return self.calls.native(builtins.dir, list(args), {})
         return self.objects.made(sorted(self.frame().namespace()))
 
     def run(self, function: Callable[..., Any], args: tuple, named: dict[str, Any]) -> Any:
@@ -60,6 +60,6 @@ class Namespaces:
             raise Break(
                 f"{function.__name__}() in namespaces of its own", "a dictionary is given", "call a function instead")
         if len(args) != 1 or type(args[0]) not in (str, CodeType):
-            return self.domain.calls.native(function, list(args), named)
+            return self.calls.native(function, list(args), named)
         self.globals()  # what it reads there is guarded from here on
         return FORMS[id(function)](self.domain, list(args), {})

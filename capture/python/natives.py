@@ -158,7 +158,9 @@ ITERATORS: tuple[type, ...] = (
 )
 
 # Python functions that are answered rather than interpreted.
-REPLACED: dict[Any, Callable[..., Any]] = {}
+REPLACED: dict[Any, Callable[..., Any]] = {
+    torch.cuda.device_count: torch.cuda.device_count,  # (asks the driver by ctypes; a process has as many all its life)
+}
 
 
 def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -101,14 +101,14 @@ class Checkpoints:
             applied = Applied(name, frozenset(inside), None, read.is_unchanged)
             if read.changes_older:
                 applied.is_unchanged, applied.unseen = again.is_the_same, True
-            self.gradients.functions.append(applied)
+            self.gradients.applied(applied)
             self.mark(end_checkpoint)
             return result
         if [torch_private.version_of(p.fake) for p in given] != versions:
             raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
         result = self.leave(begin, given, result)
         left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
-        self.gradients.functions.append(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
+        self.gradients.applied(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
         return result
 
     def place(self) -> str:

@@ -57,7 +57,7 @@ class ConditionalList(SymbolicObject):
 
     def refuse(self, what: str) -> NoReturn:
         if self.settled():  # a list of Python's own can do that
-            self.lists.refused.add(self.site)
+            self.lists.refuse(self.site)
         raise Break(
             "list of what a branch on values appends",
             f"{what} depends on the data",
@@ -76,7 +76,7 @@ class ConditionalList(SymbolicObject):
             return
         loop = loops.open[-1] if len(loops.open) == 1 and len(objects.inside) == 1 else None
         if loop is None or not is_kind(loop.rows, Conditional) or loop.skips or not can_be_absent(value):
-            self.lists.refused.add(self.site)
+            self.lists.refuse(self.site)
             self.refuse("what it holds")
         if not loop.gathered and is_kind(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
             loop.gathered.append((None, self.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
@@ -93,7 +93,7 @@ class ConditionalList(SymbolicObject):
         tensors = self.tensors
         found = tensors.record("call_function", how_many, (asked,), {}, tensors.world.unknown_number())
         torch._check(found >= 0)
-        self.lists.counts.add(torch_private.expression(found))
+        self.lists.count(found)
         return found
 
     def truth(self) -> bool:
@@ -172,6 +172,12 @@ class Lists:
         self.refused: set[Site] = set()
         self.made_at: dict[int, Site] = {}
         self.counts: set[Any] = set()  # symbols of how many items such lists have
+
+    def refuse(self, site: Site) -> None:
+        self.refused.add(site)
+
+    def count(self, items: torch.SymInt) -> None:
+        self.counts.add(torch_private.expression(items))
 
     def is_of_counts(self, value: Any) -> bool:
         """Whether a condition asks for nothing but how many items such lists have: most often there are some."""

@@ -95,6 +95,7 @@ class AutogradFunctions(SubgraphTracer):
 
     what = "autograd.Function"
     where = "its forward or its backward"
+    hint = "change Python objects outside of forward and backward"
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""
@@ -120,7 +121,7 @@ class AutogradFunctions(SubgraphTracer):
             forward_module = self.writer.module()
         bodies = [self.body("function_forward", forward_module), self.body("function_backward", backward_module)]
         node = self.writer.node("call_function", autograd_function, (), {})
-        captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
+        captures = tuple(self.writer.own(n) for n in forward.lifted)
         tensors = self.writer.argument(tuple(inputs))
         once = getattr(self.method(cls, "backward"), "__code__", None) is ONCE
         node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__, once)
@@ -131,7 +132,7 @@ class AutogradFunctions(SubgraphTracer):
             calling = functools.partial(self.backward_graphs, cls, ctx, given, passed, args, [made[0].state])
             unchanged = functools.partial(self.is_unchanged, forward, made[0], calling)
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
-            self.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
+            self.gradients.applied(Applied(name_of(cls), histories, casts, unchanged))
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]

@@ -185,7 +185,7 @@ class GradientHooks(SubgraphTracer):
                 self.interpreting, self.accumulated = False, None
             scope.graph.output(None)
             module = self.writer.module()
-        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+        return self.body("gradient_hook", module), tuple(self.writer.own(node) for node in scope.lifted)
 
     def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         self.gradients.refuse_sparse()
@@ -203,7 +203,7 @@ class GradientHooks(SubgraphTracer):
                 raise Break(REASON, f"it gives {result.describe()}, and took another", "the error is raised natively")
             scope.graph.output(self.writer.argument(result))
             module = self.writer.module()
-        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+        return self.body("gradient_hook", module), tuple(self.writer.own(node) for node in scope.lifted)
 
     def done(self, kept: bool) -> None:
         """A backward has run. kept: with its graph retained."""

@@ -37,7 +37,7 @@ Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, wha
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
 SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults"))  # those of what both read
 CONTAINERS = frozenset((*DICTS, *LISTS))
-COMPARED_BY_TEXT = ATOMS - {torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool}
+COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
 @dataclass
@@ -281,7 +281,7 @@ class ModuleReuse:
     def read_in(self, event: Event) -> list[Any]:
         """The object that was read, and whose ``__dict__`` it is."""
         _, read, _, _ = event
-        owner = self.objects.owners.get(id(self.objects.record_of(read)))
+        owner = self.objects.owner_of(read)
         return [read] if owner is None else [read, owner.obj]
 
     def hold_together(self, plan: Plan, pairs: Bijection) -> None:
@@ -427,7 +427,7 @@ class Bijection:
         objects = self.reuse.objects
         found = self.forth.get(id(read))
         if found is None:
-            found, owner = read, objects.owners.get(id(objects.record_of(read)))
+            found, owner = read, objects.owner_of(read)
             other = None if owner is None else self.forth.get(id(owner.obj))
             if owner is not None and other is not None and other is not owner.obj:
                 inner = objects.instance_dict(objects.need(other))

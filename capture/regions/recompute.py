@@ -114,11 +114,8 @@ class Again:
 
     def is_the_same(self) -> bool:
         """Whether running it now changes nothing and gives the same nodes."""
-        objects, writer, functions = (
-            self.domain.objects,
-            self.domain.tensors.writer,
-            self.domain.tensors.gradients.functions,
-        )
+        objects, tensors = self.domain.objects, self.domain.tensors
+        writer, functions = tensors.writer, tensors.gradients.functions
         scope, before = GraphScope(writer.scope), torch_private.switches()
         scope.in_loop = False
         outer, count, told, recomputed = writer.scope, writer.count, writer.before_node, writer.recomputed

@@ -184,7 +184,7 @@ class Selective:
     def shown(self, value: Any) -> Any:
         """An operator's argument or result as the policy is shown it."""
         if is_kind(value, torch.Tensor):
-            return self.tensors.wrap(value, self.writer.scope.placeholder("shown"))
+            return self.tensors.wrap(value, self.writer.placeholder("shown"))
         if type(value) in (list, tuple):
             return self.objects.made(type(value)(self.shown(v) for v in value))
         return value

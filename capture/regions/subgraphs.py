@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class SubgraphTracer:
     """Interprets functions of the user's into such graphs. what: their name in graph breaks; where: the code."""
 
-    what = "a function"
-    where = "it"
-    hint = "it runs natively; nothing to do"
+    what: str
+    where: str
+    hint: str
 
     def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call = domain, call
@@ -48,7 +48,7 @@ class SubgraphTracer:
 
     def gradient(self, name: str, of: torch.Tensor) -> Any:
         """A placeholder of the open graph: the gradient of a tensor like ``of``."""
-        node = self.writer.scope.placeholder(name)
+        node = self.writer.placeholder(name)
         node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
         with self.tensors.mode:
             return self.tensors.wrap(torch.empty_like(of).requires_grad_(False), node)

@@ -58,7 +58,7 @@ CODES = (
         "Print plain numbers, strings and tensors with plain `print`, outside of loops over experts.",
     ),
     Code(
-        5, "logging and warnings", ("logging.Logger", "warnings.*", "warnings that were recorded"),
+        5, "logging and warnings", ("logging.Logger", "logging.Logger.*", "warnings.*", "warnings that were recorded"),
         "The message, the handler or the filter is not Python's own, or it is built from objects.",
         "Log plain numbers, strings and tensors, or log after the step.",
     ),
@@ -99,13 +99,15 @@ CODES = (
         "Read it outside of the step; `zero_grad()`, clipping and the optimizer stay in the graph.",
     ),
     Code(
-        11, "autograd.Function", ("autograd.Function", "autograd.Function instance"),
+        11, "autograd.Function",
+        ("autograd.Function", "autograd.Function changes Python state", "autograd.Function instance"),
         "Its forward or backward does what a graph of its own cannot: it changes Python objects, or gives "
         "other than tensors.",
         "Let forward and backward work on tensors alone, and save with `ctx.save_for_backward`.",
     ),
     Code(
-        12, "Hooks on gradients and modules", ("gradient hook", "module backward hook", "module with *"),
+        12, "Hooks on gradients and modules",
+        ("gradient hook", "gradient hook changes Python state", "module backward hook", "module with *"),
         "The hook changes Python state, is registered where the graph cannot call it, or is a module's full "
         "backward hook.",
         "Register hooks outside of the step, and let them return tensors.",
@@ -191,7 +193,9 @@ CODES = (
         24, "Making tensors, parameters and random generators",
         ("tensor constructor", "parameter made in the step", "random generator", "default device",
          "tensor copied by copy"),
-        "It is made in a way that the graph cannot repeat in each call.", "Make it once, before the step.",
+        "It is made in a way that the graph cannot repeat in each call; or a random generator is used in a loop over "
+        "experts, in a checkpointed call or for a foreign backend.",
+        "Make it once, before the step; draw outside of the loop.",
     ),
     Code(
         25, "numpy", ("write into a numpy array's memory", "numpy*"),

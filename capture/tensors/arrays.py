@@ -57,10 +57,11 @@ class ArrayNumber(SymbolicObject):
     it may be a Python int of the same value). bounded: whether it is far from what 64 bits hold.
     """
 
-    __slots__ = ("__weakref__", "arrays", "bounded", "certain", "value")
+    __slots__ = ("__weakref__", "arrays", "bounded", "certain", "domain", "value")
 
     def __init__(self, arrays: Arrays, value: int | torch.SymInt, certain: bool = True, bounded: bool = True):
-        self.arrays, self.value, self.certain, self.bounded = arrays, value, certain, bounded
+        self.arrays, self.domain = arrays, arrays.domain
+        self.value, self.certain, self.bounded = value, certain, bounded
 
     @property
     def kind(self) -> type:
@@ -69,11 +70,11 @@ class ArrayNumber(SymbolicObject):
         return numpy().int64
 
     def truth(self) -> bool:
-        return self.arrays.domain.truth(self.value)
+        return self.domain.truth(self.value)
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         if is_kind(left, TensorProxy):
-            return self.arrays.domain.binary(op, left, self.value)
+            return self.domain.binary(op, left, self.value)
         function = SUMS.get(op.removesuffix("="))
         if function is None or not all(map(is_small, (left, right))):
             self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
@@ -82,7 +83,7 @@ class ArrayNumber(SymbolicObject):
     def compare(self, op: str, left: Any, right: Any) -> Any:
         """Only where a branch looks at it: the answer is a ``numpy.bool``, as which nobody sees it then."""
         if is_kind(left, TensorProxy):
-            return self.arrays.domain.compare(op, left, self.value)
+            return self.domain.compare(op, left, self.value)
         whole = all(type(value) in (ArrayNumber, int, torch.SymInt) for value in (left, right))
         if not whole or not self.arrays.decides_a_branch():
             self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
@@ -111,8 +112,12 @@ class Array(SymbolicObject):
     def kind(self) -> type:
         return numpy().ndarray
 
+    @property
+    def fake(self) -> torch.Tensor:
+        return self.proxy.fake
+
     def attribute(self, name: str) -> Any:
-        fake = self.proxy.fake
+        fake = self.fake
         if name in (METHODS if self.of_integers() else NUMBERS):
             return self.arrays.made(ArrayMethod(self, name))
         if name == "shape" and all(is_kind(size, int) for size in fake.shape):
@@ -124,17 +129,16 @@ class Array(SymbolicObject):
         self.refuse(f"attribute {name}")
 
     def of_integers(self) -> bool:
-        fake = self.proxy.fake
-        return fake.dtype is torch.int64 and fake.dim() > 0
+        return self.fake.dtype is torch.int64 and self.fake.dim() > 0
 
     def number(self) -> Any:
         """The number that it is, as Python's, where it has no axis: what ``float(array)`` reads."""
-        if self.proxy.fake.dim():
+        if self.fake.dim():
             self.refuse("the number")
         return self.arrays.method(self, "item", [], {})
 
     def length(self) -> int:
-        if not self.proxy.fake.dim():
+        if not self.fake.dim():
             self.refuse("the length")
         size = self.size()
         return self.refuse("the length") if size is None else size
@@ -142,20 +146,19 @@ class Array(SymbolicObject):
     def size(self) -> int | None:
         """How many numbers, None if only the running step knows. Of ``bincount`` without ``minlength`` it is taken that
         the last expert has a token, under a guard on the data (a branch that may leave the graph)."""
-        size = self.proxy.fake.shape[0]
+        size = self.fake.shape[0]
         if is_kind(size, int):
             return size
         if self.bins is None and (bins := most_bins(self.proxy.node)) is not None and bins <= FEW:
-            self.arrays.lengths.add(torch_private.expression(size))
             try:
-                self.bins = bins if self.arrays.tensors.symbolic_truth(size == bins) else None
+                self.bins = bins if self.arrays.has_length(size, bins) else None
             except Break:
                 self.refuse("the length")
         return self.bins
 
     def elements(self) -> list[ArrayNumber]:
         """The numbers that it holds now, if these are few and known how many."""
-        tensors, fake = self.arrays.tensors, self.proxy.fake
+        tensors, fake = self.arrays.tensors, self.fake
         count = self.size() if fake.dim() == 1 and self.of_integers() else None
         if count is None or count > FEW:
             self.refuse("the numbers")
@@ -176,16 +179,19 @@ class Array(SymbolicObject):
             self.refuse("an item")
         if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
             self.alone = False
-            return self.arrays.array(self.arrays.tensors.get_item(self.proxy, key))
+            return self.arrays.part(self.proxy, key)
         self.refuse("an item")
 
     def iterate(self) -> Any:
-        if self.proxy.fake.dim() != 1 or not self.of_integers():
+        if self.fake.dim() != 1 or not self.of_integers():
             self.refuse("the rows")
         if self.size() is None:
-            return self.arrays.domain.loops.array_rows(self.proxy)
+            return self.arrays.rows(self.proxy)
         self.elements()  # before zip() and its like take an item of anything else: see ``asks_alone``
-        return self.arrays.made(ArrayRows(self))
+        return self.arrays.made(ArrayRows(self, self.arrays.objects))
+
+    def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        return self.arrays.method(self, name, args, kwargs)
 
     def expression(self, emitter: Any) -> str:
         return f"{emitter.value(self.proxy)}.numpy(){'.copy()' if self.alone else ''}"
@@ -202,7 +208,7 @@ class ArrayMethod(SymbolicObject):
         return BuiltinMethodType
 
     def call(self, args: list, kwargs: dict[str, Any]) -> Any:
-        return self.array.arrays.method(self.array, self.name, args, kwargs)
+        return self.array.call_method(self.name, args, kwargs)
 
     def expression(self, emitter: Any) -> str:
         return f"{emitter.value(self.array)}.{self.name}"
@@ -211,8 +217,8 @@ class ArrayMethod(SymbolicObject):
 class ArrayRows(SymbolicObject):
     """``iter(array)`` of a known length; at: the position that comes next."""
 
-    def __init__(self, array: Array):
-        self.array, self.at = array, 0
+    def __init__(self, array: Array, objects: Objects):
+        self.array, self.objects, self.at = array, objects, 0
 
     @property
     def kind(self) -> type:
@@ -223,7 +229,7 @@ class ArrayRows(SymbolicObject):
 
     def advance(self) -> Any:
         """The number that the array holds now: the loop may have written into the tensor."""
-        self.array.arrays.domain.objects.touch(self)
+        self.objects.touch(self)
         if self.at >= self.array.length():
             return STOP
         self.at += 1
@@ -268,7 +274,7 @@ class Arrays:
     """All numpy arrays of one trace."""
 
     def __init__(self, domain: ArrayDomain):
-        self.domain, self.tensors = domain, domain.tensors
+        self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
 
     def is_of_lengths(self, value: Any) -> bool:
@@ -277,10 +283,21 @@ class Arrays:
         return bool(symbols) and symbols <= self.lengths
 
     def made(self, value: Any) -> Any:
-        return self.domain.objects.made(value)
+        return self.objects.made(value)
 
     def array(self, proxy: TensorProxy, alone: bool = False) -> Array:
         return self.made(Array(self, proxy, alone))
+
+    def part(self, proxy: TensorProxy, key: slice) -> Array:
+        return self.array(self.tensors.get_item(proxy, key))
+
+    def rows(self, proxy: TensorProxy) -> Any:
+        return self.domain.loops.array_rows(proxy)
+
+    def has_length(self, size: torch.SymInt, bins: int) -> bool:
+        """Whether there are so many bins, under a guard."""
+        self.lengths.add(torch_private.expression(size))
+        return bool(self.tensors.symbolic_truth(size == bins))
 
     def number(self, value: Any, certain: bool = True, bounded: bool = True) -> ArrayNumber:
         return self.made(ArrayNumber(self, value, certain, bounded))

@@ -229,6 +229,15 @@ class Gradients:
             self.check.args = (*self.check.args, leaf.node)
             self.of[leaf] = self.tensors.record("call_function", gradient_of, (leaf,), {}, fake)
 
+    def applied(self, function: Applied) -> None:
+        """Such a function was called."""
+        self.functions.append(function)
+
+    @property
+    def in_a_hook(self) -> bool:
+        """Whether a gradient hook is interpreted."""
+        return self.hooks.interpreting
+
     def refuse_stand_ins(self, what: str, asked: str, functions: set[Any]) -> None:
         """A graph break where a gradient goes through what is known by its name only."""
         unknown = STAND_INS.keys() & {type(function).__name__ for function in functions}

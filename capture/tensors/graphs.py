@@ -113,8 +113,7 @@ class GraphWriter:
         self.world, self.where = world, where
         self.scope = GraphScope()
         self.submodules: dict[str, fx.GraphModule] = {}
-        self.generators: dict[int, tuple[torch.Generator, fx.Node]] = {}
-        self.holds_generators = True  # whether the backend takes a graph with random generators in it
+        self.generator: Callable[[torch.Generator], fx.Node]  # the node of one
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.recomputed = False  # in a checkpointed call, which backward runs once more
@@ -142,15 +141,20 @@ class GraphWriter:
         found = self.scope.root().symbols.get(size.node.expr)
         return None if found is None else found()
 
+    def own(self, node: fx.Node) -> fx.Node:
+        """The node as the innermost scope's graph knows it."""
+        return self.scope.own(node)
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A new input of the innermost scope's graph."""
+        return self.scope.placeholder(name)
+
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
         owner = torch.nn.Module()
         for name in dict.fromkeys(str(n.target) for n in self.graph.find_nodes(op="get_attr")):
             if (body := self.submodules.get(name)) is not None:
                 owner.add_module(name, body)
-        for generator, node in self.generators.values():
-            if node.graph is self.graph:
-                setattr(owner, str(node.target), generator)
         return torch_private.uncompiled(owner, self.graph)
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
@@ -245,16 +249,6 @@ class GraphWriter:
             f"an operator got a {kind.__name__}, which a graph cannot hold",
             "pass tensors and plain numbers to operators",
         )
-
-    def generator(self, generator: torch.Generator) -> fx.Node:
-        """A generator of random numbers as a constant that the graph's module holds."""
-        if self.scope.parent is not None or not self.holds_generators:
-            raise Break("random generator", "as an operator's argument", "it runs natively; draw before the step")
-        if id(generator) not in self.generators:
-            node = self.graph.create_node("get_attr", f"generator_{len(self.generators)}")
-            node.meta.update(val=None, where=("", 0, ""), stack=())
-            self.generators[id(generator)] = (generator, node)
-        return self.generators[id(generator)][1]
 
     def with_sizes(self, values: tuple) -> tuple:
         """Values for a text: a ``torch.Size`` as a node, since fx would take it for a tuple, which prints otherwise."""

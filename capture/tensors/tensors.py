@@ -104,7 +104,6 @@ class TensorOperations:
         self.numbers = Numbers(self)
         self.texts = Texts(self)
         self.whole_step = self.recomputes = self.branches = whole_step
-        writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
         self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
         self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
@@ -271,7 +270,7 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        inner = self.writer.is_inner and not self.gradients.hooks.interpreting
+        inner = self.writer.is_inner and not self.gradients.in_a_hook
         if inner or self.writer.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)

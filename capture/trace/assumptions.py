@@ -94,6 +94,13 @@ class Assumptions:
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
+    def of_code(self, code: types.CodeType) -> dict[str, tuple[str, str]]:
+        """What varies in the calls of a function that will be captured below."""
+        return self.below.setdefault(code, {})
+
+    def count(self, place: str) -> None:
+        self.counters.add(place)
+
     @property
     def recomputes(self) -> bool:
         """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""

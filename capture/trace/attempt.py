@@ -14,6 +14,7 @@ from ..tensors.graphs import GraphWriter
 from ..tensors.tensors import TensorOperations
 from .assumptions import Assumptions
 from .frame_snapshots import FrameSnapshot
+from .request import Request
 
 
 class Attempt(Protocol):
@@ -25,7 +26,7 @@ class Attempt(Protocol):
     tensors: TensorOperations
     writer: GraphWriter
     assumptions: Assumptions
-    request: Any
+    request: Request
     tried: Counter[Any]
     needs_stacks: bool
 

@@ -40,8 +40,9 @@ from ..torch_facts import torch_private
 from ..values.values import CannotRebuild
 from .assumptions import Assumptions
 from .frame_snapshots import FrameSnapshot, connected, continuation
+from .request import Request
 from .speculation import SideExit
-from .trace import Request, Trace
+from .trace import Trace
 
 # Of one number into another, as ``float(self.calls)`` is one of a count in the graph: nothing but that.
 CONVERSIONS = (torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_max, torch.sym_min)

@@ -12,6 +12,7 @@ from moebius.interpreter import UNSET, Frame, decode, is_kind
 from ..bytecode.counting import goes_on_with
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
 from ..bytecode.liveness import set_before
+from ..bytecode.stack_layout import names_stored
 from ..bytecode.user_code import is_ours
 from ..guards.sources import as_written
 from ..heap.objects import Objects
@@ -106,6 +107,7 @@ def value_of(code: types.CodeType, index: int) -> Place:
     instructions = decode(code).instructions
     at, before = instructions[index], instructions[max(index - 1, 0)]
     joins = any(item.target == index for item in instructions)  # (several ways lead there)
-    simple = before.line == at.line and before.opname.startswith(MAKES_ONE) and not joins
+    alone = len(names_stored(at)) == 1  # (3.13 sets two at once)
+    simple = alone and before.line == at.line and before.opname.startswith(MAKES_ONE) and not joins
     place = code.co_filename, at.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, before.offset) if simple else Place(place)

@@ -123,7 +123,7 @@ def build(
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter, others = Emitter(attempt.objects, n_positional, kwnames), len(owner.children)
-    code = request.function.__code__
+    code = request.code
     name = code.co_name
     attempt.made.put_back()
     try:

@@ -87,7 +87,9 @@ class Speculation:
     """The branches on data of one trace."""
 
     def __init__(self, trace: Attempt):
-        self.trace = trace
+        self.trace, self.writer = trace, trace.writer
+        self.domain, self.tensors = trace.domain, trace.tensors
+        self.lists = self.domain.lists
         self.exits: dict[str, SideExit] = {}
         self.met: Counter[str] = Counter()
         self.went: dict[str, bool] = {}  # by branch: the last way that data told
@@ -144,7 +146,7 @@ class Speculation:
 
     def live(self) -> tuple[Any, ...]:
         """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
-        if self.trace.domain.stacks is None:
+        if self.domain.stacks is None:
             return ()
         frames, request = self.trace.frames(), self.trace.request
         if len(connected(frames)) < len(frames):
@@ -171,12 +173,12 @@ class Speculation:
             innermost = self.trace.frames()[-1]
             told = without_error(innermost.frame, innermost.pc)
             if told is None:
-                told = self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+                told = self.lists.is_of_counts(value) or is_of_all(value)
         return told
 
     def peek(self, value: Any) -> bool | None:
         """The way that this call's data will take, where few operators on the call's inputs decide it."""
-        real = {p.node: p.real for p in self.trace.tensors.inputs}
+        real = {p.node: p.real for p in self.tensors.inputs}
         done: dict[fx.Node, Any] = {}
 
         def run(node: fx.Node) -> Any:
@@ -193,7 +195,7 @@ class Speculation:
 
         try:
             with torch.no_grad():
-                return bool(fx.map_arg(self.trace.writer.argument(value), run))
+                return bool(fx.map_arg(self.writer.argument(value), run))
         except Exception:  # whatever it is, the step itself will meet it
             return None
 

@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,25 +48,11 @@ from .may_raise import refuse_lost_handler
 from .native_pieces import why_whole
 from .provenance import place_of, shown_at, users_place, without_ours
 from .recorder import Recorder, Recordings
+from .request import Request
 from .speculation import Speculation
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
 DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
-
-
-@dataclass
-class Request:
-    """What to capture: a function and the objects of one call.
-
-    args, kwargs: the call's objects. n_cells: how many of the first ``args`` are the function's closure cells (resume
-    functions get them as arguments). names: what reports call the arguments.
-    """
-
-    function: types.FunctionType
-    args: tuple
-    kwargs: dict[str, Any]
-    n_cells: int = 0
-    names: tuple[str, ...] = ()
 
 
 class TracingMachine(Machine):
@@ -98,31 +84,33 @@ class Trace:
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
         self.tensors.assume(assumptions)
+        self.texts, self.numbers = self.tensors.texts, self.tensors.numbers
         self.objects = Objects(
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
         self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below)
-        self.tensors.numbers.refuse_varying = self.objects.refuse_varying
+        self.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
-        gradients = self.gradients = self.tensors.log_to(self.objects.heap, assumptions.outside)
+        self.heap = self.objects.heap
+        gradients = self.gradients = self.tensors.log_to(self.heap, assumptions.outside)
         self.made = DeferredState(gradients.made_state)  # out of its place but while this attempt runs
         self.tensors.is_handled = self.is_handled
-        self.domain = TrackingDomain(self.objects, self.tensors)
-        self.domain.stop_at, self.counter = stop_at, self.domain.counter
-        loops, bounds, self.inference = self.domain.loops, self.domain.bounds, self.domain.calls.inference
+        domain = self.domain = TrackingDomain(self.objects, self.tensors)
+        domain.stop_at, self.counter = stop_at, domain.counter
+        loops, bounds, self.inference = domain.loops, domain.bounds, domain.calls.inference
         bounds.elsewhere = assumptions.not_bounds
         self.inference.allowed = not assumptions.inference_breaks
         gradients.casts += assumptions.casts
         gradients.natively, gradients.strict = assumptions.natively, assumptions.strict
         if assumptions.each_module:
-            self.domain.blocks = None
-        self.domain.compiling_for = assumptions.compiling_for
-        self.domain.options = assumptions.options
+            domain.blocks = None
+        domain.compiling_for = assumptions.compiling_for
+        domain.options = assumptions.options
         loops.unrolled = assumptions.unrolled
         loops.by_number = assumptions.by_number - assumptions.not_by_number
         loops.not_by_number = assumptions.not_by_number
-        self.domain.lists.sites = assumptions.gathered - assumptions.not_gathered
-        self.machine = TracingMachine(self.domain)
+        domain.lists.sites = assumptions.gathered - assumptions.not_gathered
+        self.machine = TracingMachine(domain)
         tensor_class.guard(self.guards)
         self.handled = sys.exception()  # by the caller
         self.shows_context = False  # whether the caller's is seen on an exception of the program's
@@ -159,7 +147,7 @@ class Trace:
         The parts refer to one another: without this, the first batch would live until a garbage collection.
         """
         self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
-        self.objects.heap.release()
+        self.heap.release()
         for part in (self.domain.blocks, self.domain, self.objects, self.tensors):
             if part is not None:
                 vars(part).clear()
@@ -188,7 +176,7 @@ class Trace:
         while frame is not None and is_library(frame.code.co_filename):
             frame = frame.back
         if frame is None:
-            code = self.request.function.__code__
+            code = self.request.code
             return code.co_filename, code.co_firstlineno
         return frame.code.co_filename, frame.line or frame.code.co_firstlineno
 
@@ -266,7 +254,7 @@ class Trace:
         it by the names that it has there."""
         frame = self.machine.frame
         while frame is not None and frame.back is not None:
-            known = self.assumptions.below.setdefault(frame.code, {})
+            known = self.assumptions.of_code(frame.code)
             for local, value in zip(frame.program.localsplus, frame.locals, strict=True):
                 place = self.place_of(value)
                 if place == name or (place and name.startswith((f"{place}.", f"{place}["))):
@@ -314,7 +302,7 @@ class Trace:
     def not_entered(self, stop: Break) -> None:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
         file, line = self.line()
-        name = self.request.function.__code__.co_qualname
+        name = self.request.name
         self.clean, stack = True, ((file, line, name),)
         self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", stack)
 
@@ -430,16 +418,16 @@ class Trace:
     def symbolic(self, value: Any, source: Source) -> Any:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
         if type(value) is str and self.assumptions.whole_step:
-            return self.tensors.texts.of_input(value, source)
+            return self.texts.of_input(value, source)
         small = type(value) is int and value in (0, 1) and self.writer.stop_number is None  # as sizes: constants
         if small:
-            self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
+            self.began_with.count(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
             small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
-            return self.tensors.numbers.of_input(value, source)
+            return self.numbers.of_input(value, source)
         # (where a graph has failed, the trace goes the way that was captured; sizes have 64 bits)
         if type(value) is not int or small or value.bit_length() > 63:
             if type(value) is not int and self.objects.varies(value, source):

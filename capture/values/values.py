@@ -44,7 +44,6 @@ ATOMS = frozenset(
         torch.SymInt,
         torch.SymFloat,
         torch.SymBool,
-        torch.Generator,
         torch.finfo,
         torch.iinfo,
         SDPBackend,

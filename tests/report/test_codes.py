@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,28 +16,68 @@ from moebius.report.codes import CODES, UNKNOWN, by_name, code_of, help_text, pa
 
 ROOT = Path(__file__).resolve().parents[2]
 RAISES = {"Break", "Body", "GraphBreak", "UnfollowedTensor"}
-# first arguments that are names: constants of their module, or a reason that stands elsewhere
-HANDED_ON = {"stop.reason", "self.why.reason", "body.reason", "self.what", "what", "*changes", "REASON", "*BREAKPOINT"}
+CARRIED = {"stop.reason", "self.why.reason", "body.reason"}  # of a break that was made elsewhere
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "capture").rglob("*.py"))}
+
+
+def texts(node: ast.expr) -> list[str]:
+    """The strings that this can be, with a * for what varies in an f-string; of a tuple the first item's."""
+    if isinstance(node, ast.Tuple):
+        return texts(node.elts[0])
+    if isinstance(node, ast.JoinedStr):
+        parts = [[str(v.value)] if isinstance(v, ast.Constant) else varying(v) for v in node.values]
+        return ["".join(chosen) for chosen in itertools.product(*parts)]
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+def varying(node: ast.expr) -> list[str]:
+    name = ast.unparse(node.value) if isinstance(node, ast.FormattedValue) else ""
+    return of_classes(name.removeprefix("self.")) if name.startswith("self.") else ["*"]
+
+
+def of_classes(name: str) -> list[str]:
+    """What classes of capture/ have as this attribute."""
+    found = []
+    for path, tree in TREES.items():
+        for node in (line for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for line in kind.body):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                found += texts(node.value) or constants(ast.unparse(node.value), path)
+    return found
+
+
+def constants(name: str, path: Path) -> list[str]:
+    """What is assigned to a name in a file."""
+    assigned = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Assign)]
+    return [each for node in assigned if ast.unparse(node.targets[0]) == name for each in texts(node.value)]
+
+
+def of_callers(name: str, path: Path) -> list[str]:
+    """What is given for the first parameter, of that name, of the methods in a file."""
+    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef)]
+    takes = {node.name for node in functions if name in [a.arg for a in node.args.args[1:2]]}
+    calls = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    named = [node for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in takes]
+    return [each for node in named for each in texts(node.args[0])]
 
 
 def reasons() -> Iterator[tuple[str, str]]:
-    """(place, reason) of each break in capture/; of an f-string with a * for what varies."""
-    for path in sorted((ROOT / "capture").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    """(place, reason) of each break in capture/."""
+    for path, tree in TREES.items():
         for node in ast.walk(tree):
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("REASON", "BREAKPOINT"):
-                value = ast.literal_eval(node.value)
-                yield place, value if isinstance(value, str) else value[0]
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in RAISES:
                 continue
+            place = f"{path.relative_to(ROOT)}:{node.lineno}"
             first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "reason"), None)
-            if isinstance(first, ast.Constant):
-                yield place, first.value
-            elif isinstance(first, ast.JoinedStr):
-                yield place, "".join(v.value if isinstance(v, ast.Constant) else "*" for v in first.values)
-            else:
-                assert first is not None and ast.unparse(first) in HANDED_ON, (place, ast.unparse(node))
+            assert first is not None, place
+            name = ast.unparse(first).strip("*")
+            if name in CARRIED:
+                continue
+            known = texts(first) or (
+                of_classes(name[5:]) if name.startswith("self.")
+                else constants(name, path) or of_callers(name, path)
+            )  # fmt: skip
+            assert known, (place, ast.unparse(node))
+            yield from ((place, each) for each in known)
 
 
 def test_every_break_has_a_code() -> None:

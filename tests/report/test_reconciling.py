@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -371,7 +372,7 @@ def test_what_the_data_decides_is_said() -> None:
     for chosen_TE, runs in ((all_TE, E), (none_TE, 0)):
         report, expected = explain(captured)(x_TD, chosen_TE), plain_counts(chosen_experts, x_TD, chosen_TE)
         counted, ran = sum(reported_counts(report).values()), sum(expected.values())
-        skips = E - runs  # each is one instruction, the jump of `continue`
+        skips = (E - runs) * (1 + (sys.version_info >= (3, 14)))  # the jump of `continue`, and NOT_TAKEN before it
         ((_, once),) = report.in_loops.items()
         assert f"{once} of them are in loops" in str(report)
         assert counted + (runs - 1) * once + skips == ran
