@@ -53,9 +53,10 @@ class Parts:
 
     def regions(self) -> list[ExpertRegion]:
         """One for each loop over experts, in the order of the graph; then what was no loop."""
-        position = {node: i for i, node in enumerate(self.captured.gm.graph.nodes)}
+        gm = self.captured.gm
+        position = {node: i for i, node in enumerate(gm.graph.nodes)}
         inside = {node for layer in self.layers for iteration in layer.iterations for node in iteration}
-        outer = [loop for loop in find_loops(self.captured.gm) if loop not in inside]
+        outer = [loop for loop in find_loops(gm) if loop not in inside]
         found = list(zip(map(position.__getitem__, outer), self.outer.regions, strict=False))
         others = self.outer.regions[len(outer) :]
         for layer, body in zip(self.layers, self.bodies, strict=True):
@@ -74,8 +75,9 @@ class Parts:
         copies: dict[fx.Node, fx.Node] = {}
         results: dict[fx.Node, list[fx.Node]] = {}
         iterations = [iter(layer.iterations) for layer in self.layers]
+        outer, captured = self.outer.gm, self.captured.gm
         which = {body.gm: i for i, body in enumerate(self.bodies)}
-        for node in self.outer.gm.graph.nodes:
+        for node in outer.graph.nodes:
             if isinstance(node.target, LayerCall):
                 number = which[node.target.body]
                 given = fx.map_arg(node.args, copies.__getitem__)
@@ -86,8 +88,8 @@ class Parts:
                 copies[node] = originals[node] = results[source][place]
             else:
                 copies[node] = originals[node] = copy_node(graph, node, copies.__getitem__)
-        made = Draft(self.modules, graph, class_name=type(self.captured.gm).__name__)
-        made.meta = copy.copy(self.captured.gm.meta)
+        made = Draft(self.modules, graph, class_name=type(captured).__name__)
+        made.meta = copy.copy(captured.meta)
         return Written(made, originals, every)
 
 

@@ -194,17 +194,17 @@ class Stretch:
         return None if instruction.opname == "LOAD_FAST_AND_CLEAR" else False
 
     def load(self, instruction: Any) -> bool | None:
-        name, stack = instruction.opname, self.stack
+        name, stack, frame = instruction.opname, self.stack, self.frame
         grows = 1 if name == "PUSH_NULL" else dis.stack_effect(instruction.opcode, instruction.arg)
         if name == "PUSH_NULL":
             found = OTHER
         elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
             found = PLAIN
         elif name == "LOAD_GLOBAL":
-            value = self.frame.globals.get(instruction.argval, self.frame.builtins.get(instruction.argval))
+            value = frame.globals.get(instruction.argval, frame.builtins.get(instruction.argval))
             found = kind_of(value)
         elif name == "LOAD_DEREF":
-            found = kind_in(self.frame.locals[self.program.localsplus.index(instruction.argval)])
+            found = kind_in(frame.locals[self.program.localsplus.index(instruction.argval)])
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             (base,), grows = self.take(1), grows + 1
             of_base = kind_of_attribute(base, instruction.argval)

@@ -83,6 +83,7 @@ class Walks:
     """Those of one trace."""
 
     def __init__(self, objects: Objects):
+        self.before_effects = objects.before_effects
         self.objects, self.guards = objects, objects.guards
         self.open: dict[int, Walk] = {}
 
@@ -125,7 +126,7 @@ class Walks:
         self.objects.refuse_walk(place.name, type(iterator))
         self.guards.check("type", place, tuple, text="is as far as it was")
         walk = self.open[id(iterator)] = Walk(iterator, place, ahead, rest)
-        self.objects.before_effects.append(walk.advance)
+        self.before_effects.append(walk.advance)
         return walk
 
     def is_disturbed(self, walk: Walk) -> bool:

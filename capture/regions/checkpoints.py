@@ -54,6 +54,7 @@ class Checkpoints:
 
     def __init__(self, domain: Parts, call: Callable[..., Any], say: Callable[..., None]):
         self.domain, self.call, self.say, self.tensors = domain, call, say, domain.tensors
+        self.world, self.of_fake = self.tensors.world, self.tensors.of_fake
         self.gradients = domain.tensors.gradients
         self.writer, self.objects = domain.tensors.writer, domain.objects
         self.strict = any(body is CALL for body, _ in self.objects.inside)
@@ -147,7 +148,7 @@ class Checkpoints:
             inside.add(node)
             used.update(node.all_input_nodes)
         older = {n for n in used if n not in inside or n.op == "placeholder"}
-        return [p for p in self.tensors.of_fake.values() if p.node in older]
+        return [p for p in self.of_fake.values() if p.node in older]
 
     def mark(self, function: Callable[..., None], *args: Any) -> fx.Node:
         node = self.writer.node("call_function", function, args, {})
@@ -184,7 +185,7 @@ class Checkpoints:
     def followed(self, name: str, value: Any) -> bool:
         """Whether an option of a call without ``use_reentrant`` is known in the graph, or is interpreted."""
         if name == "context_fn":
-            return self.tensors.world.recorder is None
+            return self.world.recorder is None
         return (name, value) in FOLLOWED and type(value) in (str, bool)
 
     def refuse_reentrant(self, given: list[TensorProxy], options: dict[str, Any]) -> None:

@@ -43,6 +43,7 @@ class Numbers:
 
     def __init__(self, tensors: TensorOperators):
         self.tensors, self.writer, self.guards = tensors, tensors.writer, tensors.guards
+        self.world = tensors.world
         self.fixed: dict[int, Number] = {}
         self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
         self.seen = 0  # inputs that were looked at for symbols
@@ -145,7 +146,7 @@ class Numbers:
         apart = value in (0, 1) and self.writer.stop_number is None  # (else as it was captured)
         if number.kind is not int or not number.known or scope is None or apart or id(number) in self.fixed:
             return self.constant(number)
-        number.size = self.tensors.world.symbolic_int(value, f"number_{len(self.sizes)}")
+        number.size = self.world.symbolic_int(value, f"number_{len(self.sizes)}")
         node = number.node
         symbol = torch_private.raw_symbol(number.size)
         assert node is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from house_imports import ROOT, chains, circles, graph, modules, questions
 
 LONGEST = 600  # lines of a file
-CHAINS = 112  # the goal is 100
+CHAINS = 100  # the goal
 QUESTIONS = 23  # of capture's own values, and what the program itself asks with isinstance
 HALL = 10  # files in capture/ itself
 UPWARD = 46  # imports between the rooms of capture/ that run up; the goal is 0
