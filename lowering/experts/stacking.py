@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 
 class StackOfExperts(torch.autograd.Function):
@@ -33,6 +34,12 @@ def stack_experts(index: torch.Tensor | None, *parameters: torch.Tensor) -> torc
         ran = set(index.unique().tolist())
         parameters = tuple(p if e in ran else p.detach() for e, p in enumerate(parameters))  # nor do their hooks run
     return StackOfExperts.apply(index, *parameters)
+
+
+def asks_which_ran(node: fx.Node) -> bool:
+    """Whether its backward gives no gradient to an expert that no token chose, which the batch alone says: no graph of
+    operators can hold it."""
+    return node.target is stack_experts and node.args[0] is not None
 
 
 def pick(stacked: torch.Tensor, e: Any) -> torch.Tensor:
