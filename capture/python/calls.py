@@ -39,7 +39,7 @@ from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..tensors.random_generators import RandomGenerators
-from ..torch_facts import torch_private
+from ..torch_facts import torch_private, torch_scripts
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import (
@@ -180,8 +180,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
         if kind is types.MethodType:
-            inner = function.__func__
-            return self.call(inner, [function.__self__, *args], kwargs)
+            return self.call(function.__func__, [function.__self__, *args], kwargs)
         if kind is TensorMethod:
             return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
@@ -194,6 +193,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             return self.construct(function, args, kwargs)
         if natives.is_tensor_operator(function):
             return self.operator(function, args, kwargs)
+        if (compiled := torch_scripts.scripted(function)) is not None:
+            return self.operator(self.objects.pinned(compiled, function), args, kwargs)
         if is_c_callable(function):
             if (owner := owner_of(function)) is None:
                 return self.native(function, args, kwargs)
@@ -595,6 +596,5 @@ BREAKPOINT = (
     "a debugger is to see all locals",
 )
 NEVER_INTERPRETED = frozenset(
-    ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
-     "torch._dynamo.decorators")
-)  # fmt: skip
+    f"torch.{name}" for name in ("autograd", "autograd.graph", "_tensor", "serialization", "_dynamo.decorators")
+) | {"warnings", "logging"}

@@ -57,6 +57,8 @@ from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
 from .numbers import Numbers
 from .offsets import Offsets
+from .windows import CALLED as POOLS
+from .windows import like_pool
 
 ONE_HOT = torch.nn.functional.one_hot
 # Operators whose result's shape is made of the values of their float arguments.
@@ -284,6 +286,8 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = self.writer.note_dropout(like)
+        elif function in POOLS and (pooled := like_pool(function, args, kwargs)) is not None:
+            result = pooled
         elif function is ONE_HOT and (classes := open_classes(self.world, *args, **kwargs)) is not None:
             result = self.on_fakes(like_one_hot, (args[0], classes), {})
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):

@@ -42,6 +42,7 @@ from .torch_private import (
     tree_leaves,
     version_of,
 )
+from .torch_scripts import Scripted
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 NO_CONTEXT = contextlib.nullcontext()
@@ -334,7 +335,10 @@ def whole_numbers_of(function: Callable[..., Any]) -> frozenset[int | str]:
 
 
 def python_form(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The function, or torch's Python form of it where it would take a number that varies for one of today."""
+    """The function, or torch's Python form of it where it would take a number that varies for one of today; of a
+    compiled one what it was compiled from."""
+    if type(function) is Scripted:
+        return function.source
     keys = [key for key, each in (*enumerate(args), *kwargs.items()) if is_symbolic(each)]
     found = bool(keys) and not whole_numbers_of(function).isdisjoint(keys)
     return getattr(torch._refs, function.__name__) if found else function
