@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dis
+import inspect
 import json
 import linecache
 import os
@@ -44,6 +45,8 @@ def key(name: object) -> str:
 
 
 COUNT, QUESTION = key("count"), key("question")
+NEW_GROUP = inspect.unwrap(dist.new_group).__code__
+MAKING = "groups that are made"  # by all ranks together, as if that were a collective of a group
 
 
 class Watch(threading.Thread):
@@ -82,7 +85,8 @@ class Watch(threading.Thread):
             frame = sys._current_frames().get(self.thread)
             words = (Here.meeting and f"at {Here.meeting}") if Here.ours else foreign(frame)
             if words and frame is not None:
-                here = id(frame), frame.f_lasti, words, begun_collectives()
+                begun = {**begun_collectives(), MAKING: ([*range(self.ranks)], int(makes_a_group(frame)))}
+                here = id(frame), frame.f_lasti, words, begun
         if here is None or here != self.before:
             self.go_on()
             self.before, self.since = here, time.monotonic()
@@ -154,6 +158,15 @@ def foreign(frame: types.FrameType | None) -> str:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"in a collective at {os.path.basename(file)}:{line}, {linecache.getline(file, line).strip()}"
+
+
+def makes_a_group(frame: types.FrameType | None) -> bool:
+    """Whether a thread waits in ``new_group`` for all ranks: torch counts no collective while it connects them."""
+    while frame is not None:
+        if frame.f_code is NEW_GROUP:
+            return not frame.f_locals["use_local_synchronization"]
+        frame = frame.f_back
+    return False
 
 
 def _module(frame: types.FrameType) -> str:

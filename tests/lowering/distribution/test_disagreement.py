@@ -138,6 +138,8 @@ def read_alone():
     down = model.layers[0].down
     for read in READS.values():
         read(down)  # all ranks do it
+        with torch.no_grad():
+            down.add_(0.0)  # (what was gathered to be read is old then)
         errors.append(call(functools.partial(read, down) if dist.get_rank() == 0 else lambda: model(x)) or "")
     run(model, optimizer, x)
     return errors

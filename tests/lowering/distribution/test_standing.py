@@ -43,6 +43,7 @@ COLLECTIVES = {
     "work that is waited for": lambda folder: dist.all_reduce(torch.ones(()), async_op=True).wait(),
     "objects": lambda folder: dist.broadcast_object_list([dist.get_rank()]),
     "gathered": gathered,
+    "a new group": lambda folder: dist.new_group(timeout=timedelta(seconds=30)),
     "monitored": lambda folder: dist.monitored_barrier(),
     "checkpoint": lambda folder: dcp.save({"x": torch.ones(3)}, checkpoint_id=os.path.join(folder, "saved")),
 }
