@@ -98,6 +98,8 @@ def capture_with(options: Options, target: Any) -> Any:
         return types.MethodType(capture_function(target.__func__, options), target.__self__)
     if isinstance(target, types.FunctionType):
         return capture_function(target, options)
+    if type(target) is functools.partial:
+        return functools.partial(capture_with(options, target.func), *target.args, **target.keywords)
     if isinstance(target, type):
         raise NotCapturableError(
             f"capture got the class {target.__name__}; capture an instance of it, or one of its methods"
@@ -247,6 +249,8 @@ class CapturedModule:
 
 def captured_of(target: Any) -> Captured | None:
     """The capture behind a callable that ``capture`` returned."""
+    if type(target) is functools.partial:
+        target = target.func
     if type(target) is CapturedModule:
         target = target.__dict__["moebius_entry"]
     if isinstance(target, types.MethodType):
@@ -257,6 +261,17 @@ def captured_of(target: Any) -> Captured | None:
         return None
     owner = getattr(target.cold, "__self__", None)
     return owner if isinstance(owner, Captured) and owner in ROOTS else None
+
+
+def bound_arguments(target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """What the captured function gets where its callable gets these."""
+    if type(target) is functools.partial:
+        given, gap = iter(args), getattr(functools, "Placeholder", captured_of)  # (since 3.14)
+        filled = [next(given) if arg is gap else arg for arg in target.args]
+        return bound_arguments(target.func, (*filled, *given), {**target.keywords, **kwargs})
+    if type(target) is CapturedModule:
+        return (target.__dict__["__wrapped__"], *args), kwargs
+    return ((target.__self__, *args) if isinstance(target, types.MethodType) else args), kwargs
 
 
 def explain(target: Any, **options: Any) -> Callable[..., Report]:
@@ -275,10 +290,7 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
         with recorded(captured, ALL) as record:
             result = target(*args, **kwargs)
         took = time.perf_counter() - began
-        bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
-        if type(target) is CapturedModule:
-            bound = (target.__dict__["__wrapped__"], *args)
-        report = report_of_call(captured, record, result, bound, kwargs)
+        report = report_of_call(captured, record, result, *bound_arguments(target, args, kwargs))
         capturing = sum(cold.segment.seconds for cold in record.cold if cold.segment is not None)
         report.seconds = {"capturing": capturing, "running": took - capturing}
         return report

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OFTEN = 6
 GROWING = 4  # the same for a container that held something else in each call
 LONGER = 2  # the same for a list that holds what it held and more: a log
+TWICE = 2  # that an axis has size 1 after others, or the other way round: once is a last batch
 LEFT = 3  # the same for what a graph break left: Python has computed it
 COMPUTED = 2  # the same where something is known to vary, and for a container of tensors that are others, or none
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
@@ -59,6 +60,7 @@ class Varying:
         self.counts: Counter[tuple[str, str, int]] = Counter()  # items of one list are one place
         self.values: dict[str, deque[str]] = {}
         self.rounds = 0  # of ``leave_open``
+        self.ones: Counter[tuple[str, int]] = Counter()  # axes of kinds of places: how often 1 came for more, or so
 
     def leave_open(self, assumptions: Assumptions, hint: str) -> str:
         """All places that have varied a few times, items of lists counted as one, are no longer taken for constants:
@@ -87,6 +89,7 @@ class Varying:
 
         Items of one list are one place: where six captures met other items each, no item is a constant any more."""
         record, told = fact.record, ""
+        self.learn_of_ones(assumptions, args, kwargs, facts)
         if shared := shared_by_tensors(fact, args, kwargs) - assumptions.apart - assumptions.together:
             assumptions.apart |= shared
             return told
@@ -113,6 +116,24 @@ class Varying:
             if type(now) not in CONTAINERS:
                 told = told or f"{as_written(place)} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"
         return told
+
+
+    def learn_of_ones(
+        self, assumptions: Assumptions, args: tuple, kwargs: dict[str, Any], facts: Sequence[Fact]
+    ) -> None:
+        """Axes that had size 1 and have more, or the other way round."""
+        found: set[tuple[str, int]] = set()
+        for fact in facts:
+            if fact.check[0] == "tensor" and fact.source is not None and is_tensor(now := met(fact, args, kwargs)):
+                then, name = fact.check[2].get("shape") or (), fact.source.name
+                vary = assumptions.dynamic_dims.get(name, ())
+                for axis, (a, b) in enumerate(zip(then, now.shape, strict=False)):
+                    if axis in vary and a != b and ((a == 1 and b > 1) or (b == 1 and a != 0)):
+                        found.add((family(name), axis))
+        for place, axis in found:
+            self.ones[place, axis] += 1
+            if self.ones[place, axis] >= TWICE:
+                assumptions.thin.setdefault(place, set()).add(axis)
 
 
 def tell(captured: Captured, told: str) -> None:

@@ -69,6 +69,12 @@ class Identities(Store):
         """The object that arguments lead to is this very one: a fact, once."""
         self.pin_at(record.source, record.obj, text)
 
+    def pinned(self, stand_in: Any, obj: Any) -> Any:
+        """What stands for this very object."""
+        if (record := self.record_of(obj)) is not None:
+            self.pin(record, f"is this {type(obj).__name__}")
+        return stand_in
+
     def pin_at(self, source: Source, obj: Any, text: str) -> None:
         key = ("pinned", id(obj))
         if not source.static and key not in self.guards.seen:

@@ -12,7 +12,7 @@ import gc
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from .heap import WHOLE
 from .identities import is_bare
 from .records import CONTAINERS, PLAIN_KEYS, Record, raw_dict
 from .store import Store
+
+if TYPE_CHECKING:
+    from .places import HeapPlace
 
 
 class Lifetimes(Store):
@@ -50,7 +53,7 @@ class Lifetimes(Store):
             if (namespace := raw_dict(value)) is not None:
                 self.model_owned.add(id(namespace))
 
-    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True) -> None:
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: HeapPlace | None = None) -> None:
         """A write waits for the graph, and so does the death of what it lets go: a break where that runs code."""
         record = self.records.get(id(obj))
         owner = obj if record is None else record.obj
@@ -62,7 +65,7 @@ class Lifetimes(Store):
                 self.dying = parts
                 where = f"a {type_of(seen).__name__}, whose death runs code, may go with what is written over"
                 raise Break("object dies in the step", where, "let go of it outside of the step", OBSERVED)
-        super().touch(obj, key, lets_go)
+        super().touch(obj, key, lets_go, place)
 
     def may_be_gone(self, found: Any) -> bool:
         """Whether a write of the step, still to be done, may let go of an object that existed before it."""

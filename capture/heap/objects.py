@@ -36,6 +36,7 @@ from .heap import ANYTHING, OWN, WHOLE
 from .identities import is_bare
 from .late_writes import LateWrites
 from .lifetimes import Lifetimes
+from .places import entry_of
 from .records import (
     CONTAINERS,
     DICTS,
@@ -295,7 +296,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
                 self.dict_get(record, key)
             if record.writes.get(key, record.reads.get(key, ABSENT)) is value:
                 return  # an optimizer puts its state back where it has read it, or sets a flag again: nothing changes
-        self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE)
+        place = entry_of(self, record, key)
+        self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE, place=place)
         if self.writes_late(record, key):
             self.write_late(record, key, value)
             return

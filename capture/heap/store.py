@@ -18,6 +18,7 @@ from .records import MetTuple, Record
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
+    from .places import HeapPlace
 
 
 class Store:
@@ -61,6 +62,7 @@ class Store:
         self.varying: dict[str, tuple[str, str]] = {}
         self.logs: set[str] = set()  # lists to which the step was seen to append, by the names of their places
         self.tell: Callable[[str], None] = lambda name: None
+        self.joins: Callable[[HeapPlace], bool] = lambda place: False  # see ``Loops.joins``
 
     def assume(self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None]) -> None:
         """What earlier captures taught. tell: see ``VaryingPlaces``."""
@@ -83,16 +85,16 @@ class Store:
     def is_known(self, obj: Any) -> bool:
         return id(obj) in self.new or id(obj) in self.records
 
-    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True) -> None:
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: HeapPlace | None = None) -> None:
         """Before anything is changed: inside a body only what was made in it may change. lets_go: whether something may
-        go that is there; not where something only comes."""
+        go that is there; not where something only comes. place: what is set, where a branch may do that."""
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)
         self.heap.write(obj if record is None else record.obj, key, born)
         if self.inside and born < self.inside[-1][1]:
             body = self.inside[-1][0]
-            if not body.lenient:
+            if not body.lenient and (place is None or not self.joins(place)):
                 raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
 
     def open_body(self, body: Body, since: int | None = None) -> None:

@@ -39,9 +39,8 @@ from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..tensors.random_generators import RandomGenerators
-from ..torch_facts import torch_private
+from ..torch_facts import torch_private, torch_scripts
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
-from ..values.numpy_numbers import is_numpy_function
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import (
     ATOMS,
@@ -59,11 +58,12 @@ from .builtin_handlers import BuiltinHandlers
 from .cached_functions import CachedFunctions
 from .callbacks import GroupKey, InTrace, Truth
 from .construction import LAZY, Construction
+from .draws import BELOW, Draws
 from .filters import Filters, warnings_block
 from .messages import Messages
 from .methods import Methods
 from .namespaces import Namespaces
-from .numpy_calls import of_numbers, with_its_type
+from .numpy_calls import with_its_type
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
 from .overrides import Overrides
@@ -85,7 +85,7 @@ from .switches import Switches
 from .telling import TellsInPython
 
 
-class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
+class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
     """Dispatches every call of one trace. ``domain`` gives the operations that builtins stand for."""
 
     def __init__(self, domain: Parts):
@@ -163,6 +163,7 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
         }
         autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
         random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
+        self.functions[BELOW] = self.drawn_below
         for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
             self.functions |= part.functions
         self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
@@ -179,8 +180,7 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
         if kind is types.MethodType:
-            inner = function.__func__
-            return self.call(inner, [function.__self__, *args], kwargs)
+            return self.call(function.__func__, [function.__self__, *args], kwargs)
         if kind is TensorMethod:
             return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
@@ -193,6 +193,8 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             return self.construct(function, args, kwargs)
         if natives.is_tensor_operator(function):
             return self.operator(function, args, kwargs)
+        if (compiled := torch_scripts.scripted(function)) is not None:
+            return self.operator(self.objects.pinned(compiled, function), args, kwargs)
         if is_c_callable(function):
             if (owner := owner_of(function)) is None:
                 return self.native(function, args, kwargs)
@@ -427,9 +429,8 @@ class Calls(Methods, Construction, BuiltinHandlers, CachedFunctions):
             return self.captured(function, args, kwargs)
         if args and type(args[0]) is Array:
             return self.domain.arrays.function(function, args, kwargs)
-        if is_numpy_function(function):
-            if (found := of_numbers(self.domain, function, args, kwargs)) is not ABSENT:
-                return found
+        if (found := self.numpy_call(function, args, kwargs)) is not ABSENT:
+            return found
         if is_kind(function, classmethod | staticmethod):
             return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
         method = self.attributes.on_type(kind, "__call__")
@@ -595,6 +596,5 @@ BREAKPOINT = (
     "a debugger is to see all locals",
 )
 NEVER_INTERPRETED = frozenset(
-    ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
-     "torch._dynamo.decorators")
-)  # fmt: skip
+    f"torch.{name}" for name in ("autograd", "autograd.graph", "_tensor", "serialization", "_dynamo.decorators")
+) | {"warnings", "logging"}

@@ -18,6 +18,7 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
+from ..heap.places import item_of
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
@@ -27,7 +28,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
-from ..tensors.index_lists import as_indices, is_varying_list
+from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
@@ -248,7 +249,7 @@ class Containers(Parts):
         if base in DICTS and record is not None:
             self.objects.dict_set(record, key, value)
             return
-        self.objects.touch(obj)
+        self.objects.touch(obj, place=item_of(self.objects, obj, key))
         if record is not None and self.objects.place_is_open(record, key):
             length = self.objects.open_length(record)
             if self.truth(self.compare("<=", 0, key)) and self.truth(self.compare("<", key, length)):
@@ -318,7 +319,7 @@ class Containers(Parts):
     def get_iter(self, value: Any) -> Any:
         value = natives.specialised(value) if type(value) is Text else value
         kind = type(value)
-        if kind is TensorProxy:
+        if kind in (TensorProxy, IndexList):
             return self.loops.rows(value)
         if kind in ROWS:
             return value.begin() if is_kind(value, TensorRows) else value

@@ -7,8 +7,12 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from moebius.interpreter import is_kind
 from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIES
 
+from ..values.numbers import Number
 from ..values.values import Break, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ def functions_over(domain: Parts) -> dict[Any, Callable[..., Any]]:
     meaning |= {function: (2, functools.partial(domain.binary, op)) for op, function in OPERATIONS.items()}
     meaning |= {function: (2, functools.partial(domain.compare, op)) for op, function in COMPARISONS.items()}
     meaning |= {function: (1, functools.partial(domain.unary, op)) for op, (function, _) in UNARIES.items()}
+    meaning[operator.index] = (1, functools.partial(index_of, domain))
     meaning[operator.concat] = (2, functools.partial(sequences_joined, domain))
     return {function: functools.partial(applied, function, *how) for function, how in meaning.items()}
 
@@ -37,6 +42,12 @@ def functions_over(domain: Parts) -> dict[Any, Callable[..., Any]]:
 def applied(function: Callable[..., Any], count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """With another number of arguments, or with names for them, the function raises Python's own error."""
     return method(*args) if len(args) == count and not kwargs else function(*args, **kwargs)
+
+
+def index_of(domain: Parts, value: Any) -> Any:
+    """``operator.index``: of an int it is the int."""
+    whole = is_kind(value, torch.SymInt) or (type(value) is Number and value.kind is int)
+    return value if whole else domain.calls.native(operator.index, [value], {})
 
 
 def sequences_joined(domain: Parts, left: Any, right: Any) -> Any:

@@ -24,18 +24,19 @@ WITHOUT = "moebius: the history without the iteration"
 
 
 class CarriedOn(torch.autograd.Function):
-    """The fake of a carried value after the loop: the value before in shape, of its history and that of an
+    """The fake of a carried value after the loop: like one in shape, of the history of the value before and that of an
     iteration."""
 
     @staticmethod
-    def forward(_: Any, before: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
-        return before.clone()
+    def forward(_: Any, like: torch.Tensor, before: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
+        return like.clone()
 
 
-def carried_on(before: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
-    """``before``, or what an iteration made of it."""
+def carried_on(before: torch.Tensor, iteration: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """``before``, or what an iteration made of it. like: in shape, if not like ``before``."""
     with torch.enable_grad():  # (also what no_grad is around has the history that it had)
-        return cast(torch.Tensor, CarriedOn.apply(before, iteration))
+        like = before.detach() if like is None else like
+        return cast(torch.Tensor, CarriedOn.apply(like, before, iteration))
 
 
 def found_by_iteration(before: torch.Tensor) -> torch.Tensor:
@@ -85,8 +86,9 @@ def is_certain(fake: torch.Tensor, known: dict[Any, Certainty]) -> bool:
         if node in known:
             pending.pop()
             continue
-        carried = WITHOUT in node.metadata or getattr(type(node), "_forward_cls", None) is CarriedOn
-        edges = [edge for edge, _ in node.next_functions]
+        joined = getattr(type(node), "_forward_cls", None) is CarriedOn
+        carried = joined or WITHOUT in node.metadata
+        edges = [edge for edge, _ in node.next_functions[joined:]]  # (``like`` has no history)
         if WITHOUT in node.metadata:
             edges = [node.metadata[WITHOUT]]
         found = [known.get(edge) for edge in edges]

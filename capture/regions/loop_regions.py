@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
@@ -24,21 +24,26 @@ from .branches import Conditional
 from .range_loops import RangeRows
 from .rows import TensorRows
 
+if TYPE_CHECKING:
+    from ..heap.places import HeapPlace
+
 ROWS = (TensorRows, RangeRows, ActiveExperts)
 ONE = (Conditional, ActiveExperts)  # recorded as loops of one iteration
 
 
-# The index of a local, or a position in the stack, inverted; then keys of containers.
+# The index of a local, or a position in the stack, inverted; then keys of containers. Or a place of the heap.
 Place = tuple[Any, ...]
 
 
 @dataclass
 class FirstSide:
-    """What the first side left. height: of the stack. joined: tensors. left: what else it set."""
+    """What the first side left. height: of the stack. joined: tensors. left: what else it set. placed: tensors in the
+    heap, by place."""
 
     height: int
     joined: dict[Place, TensorProxy] = field(default_factory=dict)
     left: dict[Place, Any] = field(default_factory=dict)
+    placed: dict[Place, TensorProxy] = field(default_factory=dict)
 
     def indices(self) -> set[int]:
         return {place[0] for place in (*self.joined, *self.left)}
@@ -108,6 +113,8 @@ class LoopRegion:
         self.begun: list[Any] = []  # its locals at the iteration's beginning
         self.read: set[int] = set()  # indices of the locals that the iteration found as they were before the loop
         self.gathered: list[tuple[Appends | None, TensorProxy]] = []  # what a branch appends, and to which lists
+        self.since = 0  # the heap's mark as the body began
+        self.places: dict[Any, tuple[HeapPlace, Any]] = {}  # of the heap that a branch sets: with what they held before
         self.carried_nodes: list[fx.Node] = []
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}
@@ -157,7 +164,7 @@ def has_attributes(tensor: TensorProxy) -> bool:
 def after_branch(world: torch_fakes.FakeWorld, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """The fake of what the one side of a branch leaves as it was, and the other makes anew, with its own rows."""
     if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
-        before = before.new_empty((world.unknown_count(), *before.shape[1:]), requires_grad=before.requires_grad)
+        return carried_on(before, after, before.new_empty((world.unknown_count(), *before.shape[1:])))
     return carried_on(before, after)
 
 

@@ -27,10 +27,11 @@ from ..tensors.arrays import ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
+from ..tensors.index_lists import IndexList
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
-from . import branches, two_sides
+from . import branch_places, branches, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
@@ -42,6 +43,7 @@ from .two_sides import FirstSide
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
+    from ..tensors.index_lists import IndexList
 
 
 ITERATION = Body(
@@ -59,6 +61,7 @@ class Loops:
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.writer, self.counter = self.tensors.writer, domain.counter
         self.open: list[LoopRegion] = []
+        domain.objects.joins = branch_places.Joins(self.open, domain.objects.inside)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
@@ -70,8 +73,12 @@ class Loops:
     # Called by the domain
     # ------------------------------------------------------------------------------------------------------------------
 
-    def rows(self, proxy: TensorProxy) -> Any:
-        """``iter(tensor)``."""
+    def rows(self, proxy: Any) -> Any:
+        """``iter(tensor)``, or of the list that ``tolist()`` gave of a vector of unknown length."""
+        if type(proxy) is IndexList:
+            if self.open or not self.tensors.branches:
+                proxy.refuse("the items")
+            return self.objects.made(TensorRows(proxy.proxy, numbers=True)).begin()
         if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return self.objects.made(TensorRows(proxy))
         return self.objects.made(iter(self.tensors.rows(proxy)))
@@ -109,9 +116,8 @@ class Loops:
             return STOP
         loop = self.open[-1] if self.open else None
         if loop is None or loop.rows is not rows or loop.row is None:
-            raise Break(
-                "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
-            )
+            raise Break("iterating over a tensor of unknown length", "outside of a for loop",
+                        "iterate over it with a for loop")  # fmt: skip
         return loop.row_value
 
     def settle(self, frame: Frame) -> None:
@@ -248,6 +254,7 @@ class Loops:
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
         objects.open_body(ITERATION)
+        loop.since = objects.inside[-1][1]
         loop.row = writer.scope.placeholder("row")
         if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -332,7 +339,7 @@ class Loops:
         if torch_private.switches() != loop.switches:
             return False
         carried = any(frame.locals[i] is not loop.begun[i] for i in loop.carried)
-        if two_sides.is_double(loop) or loop.gathered or carried:
+        if two_sides.is_double(loop) or loop.gathered or loop.places or carried:
             return False  # what the iteration has done so far counts: the rest of it is a branch of its own
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
@@ -427,6 +434,8 @@ class Loops:
                 side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
                 changed += two_sides.leave_second(loop, loop.first, on_stack, self.objects)
+            else:
+                branch_places.leave_one(loop, None)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
         if is_kind(loop.rows, ActiveExperts):
@@ -530,6 +539,7 @@ class Loops:
         assert parent is not None
         self.writer.scope = parent
         frame.locals[:] = loop.before
+        branch_places.put_back(loop)
         all_carried = sorted({*loop.carried, *carried})
         self.decided[(id(frame.code), loop.start)] = all_carried
         self.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once

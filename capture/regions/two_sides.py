@@ -20,6 +20,7 @@ from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
+from . import branch_places
 from .branches import Conditional, is_read_from
 from .loop_regions import FirstSide, Joined, LoopRegion, Place, alike
 
@@ -100,6 +101,7 @@ def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], obj
                 loop.joined.append(Joined(place, part, None))
             else:
                 side.left[place] = part
+    branch_places.leave_first(loop, side)
     return side
 
 
@@ -116,6 +118,7 @@ def leave_second(loop: LoopRegion, first: FirstSide, stack: dict[int, Any], obje
             loop.joined.append(Joined(place, now[place], mine))
         else:
             unsure.add(place[0])
+    branch_places.leave_one(loop, first)
     unsure |= {place[0] for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
     if first.height != len(frame.stack) or any(index < 0 for index in unsure):
         what = "what is returned" if loop.head == RETURNED else "the value of an expression"
@@ -143,7 +146,7 @@ def given(loop: LoopRegion, argument: Any) -> list[Any]:
 
 def hand_out(loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:
     """The values after the branch go where they belong; the first side's into the record of it."""
-    values = {one.place: value for one, value in zip(loop.joined, found, strict=True)}
+    values = branch_places.hand_out({a.place: b for a, b in zip(loop.joined, found, strict=True)}, first)
     if first is not None:
         first.joined.update(values)
         return

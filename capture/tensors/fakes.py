@@ -12,7 +12,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..torch_facts import torch_private
+from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy
 from .bounds import Bound
@@ -23,38 +23,43 @@ LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
     """What dropout gives for a fake of unknown size, of which torch would ask whether it is empty; else None."""
-    plain = is_kind(x, TensorProxy) and type(p) in (int, float) and 0 <= p <= 1 and training is True and not inplace
+    fits = 0 <= p <= 1 if type(p) in (int, float) else type(p) in (Number, torch.SymFloat)
+    plain = is_kind(x, TensorProxy) and fits and training is True and not inplace
     if not plain or not torch_private.depends_on_values(x.fake) or not x.fake.dtype.is_floating_point:
         return None
     return x.fake * 1.0
 
 
-def some_float(value: Any) -> Any:
-    """A float of a fake's value, which nobody knows, as some number: for an operator that would ask which."""
-    return 0.5 if type(value) is torch.SymFloat and torch_private.depends_on_values(value) else value
-
-
-def fake_of(value: Any) -> Any:
-    """The same structure with fakes in place of proxies."""
+def fake_of(value: Any, shaped: bool = False) -> Any:
+    """The same structure with fakes in place of proxies. shaped: whether floats may decide the result's shape; else a
+    float that varies is today's, or some one, and nothing is guarded of it."""
     if is_kind(value, TensorProxy):
         return value.fake
     kind = type(value)
     if is_kind(value, Number):
         settled = value.settled()
-        return settled.representative if settled is value else settled
+        return plain_float(settled.representative) if settled is value else settled
+    if kind is torch.SymFloat:
+        return value if shaped else plain_float(torch_fakes.some_float(value))
     if kind in (tuple, list):
-        return kind(fake_of(v) for v in value)
+        return kind(fake_of(v, shaped) for v in value)
     if is_kind(value, list):
-        return [fake_of(v) for v in value]
+        return [fake_of(v, shaped) for v in value]
     if is_kind(value, tuple) and kind is not torch.Size:
-        return kind(*(fake_of(v) for v in value)) if hasattr(value, "_fields") else tuple(fake_of(v) for v in value)
+        items = [fake_of(v, shaped) for v in value]
+        return kind(*items) if hasattr(value, "_fields") else tuple(items)
     if is_kind(value, dict):
-        return {k: fake_of(v) for k, v in value.items()}
+        return {k: fake_of(v, shaped) for k, v in value.items()}
     if is_kind(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
     if kind is IndexList or kind is Bound:
         value.refuse("a use as an argument")
     return value
+
+
+def plain_float(value: Any) -> Any:
+    """A number of which operators make no case of its own: dropout of nothing gives back what it is given."""
+    return 0.5 if type(value) is float and value in (0.0, 1.0) else value
 
 
 def takes_numbers(function: Callable[..., Any]) -> bool:

@@ -50,6 +50,7 @@ NATIVELY = "it runs natively; the graph goes on after it"
 STAND_INS = {
     "JoinedBackward": "a module like one before",
     "CarriedOnBackward": "a loop over experts",
+    "PooledBackward": "a pooling over windows that vary",
     "FunctionHistoryBackward": "an autograd.Function",
 }
 

@@ -57,13 +57,17 @@ class Numbers:
 
     def read(self, name: str, function: Callable[[], float]) -> Number:
         """What a clock says, or Python's generator of random numbers gives, when the graph comes to it."""
+        return Number(self, 0.5, self.drawn(name, function, ()))
+
+    def drawn(self, name: str, function: Callable[..., Any], args: tuple) -> fx.Node:
+        """A call that gives another number each time, where the graph comes to it."""
         writer = self.writer
         if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
             detail = f"{name} in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("call into C", detail, "it runs natively; keep it at the step's ends for one graph")
-        node = writer.node("call_function", function, (), {})
+        node = writer.node("call_function", function, args, {})
         node.meta["val"] = None
-        return Number(self, 0.5, node)
+        return node
 
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""

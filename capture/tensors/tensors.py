@@ -46,7 +46,6 @@ from .fakes import (
     has_tensor,
     refuse_answering,
     refuse_numbers,
-    some_float,
 )
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
@@ -58,6 +57,8 @@ from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
 from .numbers import Numbers
 from .offsets import Offsets
+from .windows import CALLED as POOLS
+from .windows import like_pool
 
 ONE_HOT = torch.nn.functional.one_hot
 # Operators whose result's shape is made of the values of their float arguments.
@@ -285,6 +286,8 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = self.writer.note_dropout(like)
+        elif function in POOLS and (pooled := like_pool(function, args, kwargs)) is not None:
+            result = pooled
         elif function is ONE_HOT and (classes := open_classes(self.world, *args, **kwargs)) is not None:
             result = self.on_fakes(like_one_hot, (args[0], classes), {})
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
@@ -293,8 +296,6 @@ class TensorOperations:
             result = self.on_fakes(made, args, kwargs)
         elif recurrent.has_open_sizes(function, args, kwargs):
             result = self.on_fakes(recurrent.like_recurrent, args, {})
-        elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
-            result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
             result = self.on_fakes(function, args, kwargs)
         refuse_lost_tangent(function, result)
@@ -328,7 +329,7 @@ class TensorOperations:
 
     def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
-        if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
+        if shaped := getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
@@ -337,7 +338,7 @@ class TensorOperations:
         given = tuple(map(as_operand, args)) if function in ARITHMETIC else args
         if in_numbers:
             given, kwargs = self.numbers.examples(args), {k: self.numbers.examples(v) for k, v in kwargs.items()}
-        fake_args, fake_kwargs = fake_of(given), fake_of(kwargs)
+        fake_args, fake_kwargs = fake_of(given, shaped), fake_of(kwargs, shaped)
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))

@@ -19,6 +19,7 @@ from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext
 from torch._guards import tracing as torch_tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental import _config as shapes
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -41,11 +42,17 @@ from .torch_private import (
     tree_leaves,
     version_of,
 )
+from .torch_scripts import Scripted
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 NO_CONTEXT = contextlib.nullcontext()
 # Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
 GROUPED = {getattr(where, name, None) for where, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))}
+SQUEEZES = frozenset(
+    getattr(packet, kind)
+    for packet in (torch.ops.aten.squeeze, torch.ops.aten.squeeze_)
+    for kind in ("default", "dim", "dims")
+)
 IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
 SHORTER = (torch.float32, torch.float16)
 PADDED = 8  # a result whose width is a multiple of it is dense in every type
@@ -93,6 +100,8 @@ class Fakes(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in SQUEEZES and shapes.backed_size_oblivious:
+            ask_of_ones(*args)
         for each in written_by(func, args, kwargs):
             self.writes[storage_of(each)] += 1
             self.written.append(each)
@@ -102,6 +111,14 @@ class Fakes(FakeTensorMode):
             return super().dispatch(func, types, args, kwargs)
         asked = super().dispatch
         return self.pointwise.result(lambda: asked(func, types, args, kwargs), func, args, kwargs)
+
+
+def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> None:
+    """Whether there is an axis less is asked, and guarded, where torch would take it that no size that varies is 1."""
+    chosen = range(tensor.dim()) if dims is None else dims if isinstance(dims, list | tuple) else (dims,)
+    for size in (tensor.shape[dim] for dim in chosen if -tensor.dim() <= dim < tensor.dim()):
+        if is_symbolic(size) and not depends_on_values(size):
+            bool(size == 1)
 
 
 def has_symbols(values: Iterable[Any]) -> bool:
@@ -148,9 +165,12 @@ def nowhere() -> None:
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
-    def __init__(self, ours: bool = True, where: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, ours: bool = True, where: Callable[[], Any] = lambda: None, thin: bool = False) -> None:
         """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own. where:
-        the user's line that runs now."""
+        the user's line that runs now. thin: whether sizes that vary are 1 as well: then nothing is taken of them that
+        is otherwise for 1, but under a guard."""
+        self.thin = thin
+        self.ones: set[str] = set()  # the inputs of which such a size is 1 in this call
         # duck_shape off: two sizes that are equal today are still two sizes.
         self.shape_env = ShapeEnv(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
@@ -190,6 +210,8 @@ class FakeWorld:
             if plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and owns_storage(tensor):
                 return self.twin(tensor)
             return self.mode.from_tensor(tensor, static_shapes=True)
+        if any(tensor.shape[d] == 1 for d in dynamic_dims):
+            self.ones.add(name)
         dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
         base: Any = tensor._base
         if base is not None:  # no symbols for what it is a view of, nor for that one's gradient
@@ -269,9 +291,18 @@ class FakeWorld:
         known = self.shape_env.var_to_range.get(symbol)
         if known is None:
             return None, None
-        return (int(known.lower) if known.lower.is_Integer else None), (
-            int(known.upper) if known.upper.is_Integer else None
-        )
+        low, high = (int(limit) if limit.is_Integer else None for limit in (known.lower, known.upper))
+        # torch's own symbol of a size is positive, so that it never asks whether it is 0
+        return 1 if self.thin and low == 0 and symbol.is_positive else low, high
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Inside, torch takes sizes that vary as this world does."""
+        before, shapes.backed_size_oblivious = shapes.backed_size_oblivious, self.thin
+        try:
+            yield
+        finally:
+            shapes.backed_size_oblivious = before
 
     def let_go(self) -> None:
         """Of the trace, which is over."""
@@ -304,7 +335,10 @@ def whole_numbers_of(function: Callable[..., Any]) -> frozenset[int | str]:
 
 
 def python_form(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The function, or torch's Python form of it where it would take a number that varies for one of today."""
+    """The function, or torch's Python form of it where it would take a number that varies for one of today; of a
+    compiled one what it was compiled from."""
+    if type(function) is Scripted:
+        return function.source
     keys = [key for key, each in (*enumerate(args), *kwargs.items()) if is_symbolic(each)]
     found = bool(keys) and not whole_numbers_of(function).isdisjoint(keys)
     return getattr(torch._refs, function.__name__) if found else function
@@ -361,6 +395,11 @@ def fails_on_numbers(function: Callable[..., Any], args: tuple, kwargs: dict[str
     return False
 
 
+def some_float(value: torch.SymFloat) -> float:
+    """Today's, or another one where nobody knows that."""
+    return 0.5 if depends_on_values(value) else float(value.node.hint)
+
+
 def of_today(value: Any, mode: FakeTensorMode) -> Any:
     """What an operator is tried on: the value with the sizes, or the number, that it has in this call."""
     if is_symbolic(value):
@@ -385,5 +424,5 @@ def forget_fakes() -> None:
 @contextlib.contextmanager
 def tracing(world: FakeWorld) -> Iterator[None]:
     """Backends find the capture's fake mode (and so its symbolic sizes) in torch's tracing context."""
-    with torch_tracing(TracingContext(world.mode)):
+    with torch_tracing(TracingContext(world.mode)), world.answering():
         yield

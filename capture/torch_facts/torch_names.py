@@ -1,9 +1,9 @@
 """The private names of torch's that moebius uses, and what for. Each exists in every torch of ``versions.TORCHES``, but
 for those of EXISTS_IN and ONLY_SOME.
 
-They are used in torch_private.py, torch_fakes.py, torch_pointwise.py, torch_sizes.py, torch_warnings.py of this room
-and in two torch_private.py of lowering. What another torch lacks is answered there, by asking whether it is there. Held
-to by tests/cli/test_torch_names.py.
+They are used in torch_private.py, torch_fakes.py, torch_pointwise.py, torch_sizes.py, torch_scripts.py,
+torch_warnings.py of this room and in two torch_private.py of lowering. What another torch lacks is answered there, by
+asking whether it is there. Held to by tests/cli/test_torch_names.py.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ NAMES = {
     "torch._C._has_torch_function_variadic": "the same",
     "torch._C._len_torch_dispatch_stack": "the program's modes",
     "torch._C._len_torch_function_stack": "the program's modes",
+    "torch._C._jit_pass_constant_propagation": "what a compiled function does beside computing its result",
+    "torch._C._jit_pass_dce": "the same",
+    "torch.jit._state": "which function a compiled one was compiled from",
+    "torch.jit._state._try_get_jit_cached_function": "the same",
+    "torch.fx.experimental._config": "whether sizes that vary may be 1",
     "torch._refs": "operators in Python, for numbers that vary where those in C take today's",
     "torch.utils._device.DeviceContext": "a default device is a mode, too",
     "torch.utils._python_dispatch.TorchDispatchMode": "sees each operator that runs on fakes",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from moebius.interpreter import is_kind
 from moebius.lowering import OWN
 
-from ..guards.sources import OpenPlaces
+from ..guards.sources import OpenPlaces, family
 from ..options import Options
 from ..regions.conditional_lists import Lists
 from ..tensors.bounds import Bounds
@@ -29,6 +29,16 @@ LEFT_OUT = (
     "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
 )
 
+# Graph breaks that a size may be the reason of.
+OF_SIZES = ("operator without a fake", "data-dependent operator", "data-dependent branch", "exception")
+
+
+class Met(Protocol):
+    """What a trace met (``domain.TrackingDomain``)."""
+
+    lists: Lists
+    bounds: Bounds
+
 
 @dataclass
 class Assumptions:
@@ -39,6 +49,8 @@ class Assumptions:
     into the text.
     varying: places whose value decides and is another one in each call: what was met there, in words, and a hint.
     logs: lists to which a capture was seen to append: their lengths and last items are no constants.
+    thin: axes, by kind of place, whose size is 1 in some calls and more in others. thick: kinds of places where the
+    step cannot be captured for both at once.
     apart: kinds of places that hold one tensor in some calls and two in others, each an input of its own for that.
     together: those of them where the step can tell (``Aliases``).
     below: the same, of functions that will be captured below, by the names that the places have there.
@@ -69,6 +81,8 @@ class Assumptions:
     inspected_strings: set[str] = field(default_factory=set)
     varying: dict[str, tuple[str, str]] = field(default_factory=dict)
     logs: set[str] = field(default_factory=set)
+    thin: dict[str, set[int]] = field(default_factory=dict)
+    thick: set[str] = field(default_factory=set)
     apart: set[str] = field(default_factory=set)
     together: set[str] = field(default_factory=set)
     below: dict[types.CodeType, dict[str, tuple[str, str]]] = field(default_factory=dict)
@@ -114,15 +128,20 @@ class Assumptions:
         return self.whole_step and (self.options is None or self.options.mesh is None)
 
     @property
+    def takes_ones(self) -> bool:
+        """Whether sizes that vary are 1 as well."""
+        return self.runs_here and not self.thin.keys() <= self.thick
+
+    @property
     def runs_here(self) -> bool:
         """Whether our own backends run the graph."""
         return self.options is None or self.options.backend in OWN
 
     def copied(self) -> Assumptions:
         """As it is now, whatever is learnt later."""
-        made = replace(self, dynamic_dims={name: set(axes) for name, axes in self.dynamic_dims.items()})
+        made = replace(self, dynamic_dims=apart(self.dynamic_dims), thin=apart(self.thin))
         for name, held in vars(self).items():
-            if is_kind(held, set | dict | list) and name != "dynamic_dims":
+            if is_kind(held, set | dict | list) and name not in ("dynamic_dims", "thin"):
                 setattr(made, name, type(held)(held))
         return made
 
@@ -132,6 +151,7 @@ class Assumptions:
         self.symbolic_places, self.dynamic_dims = other.symbolic_places, other.dynamic_dims
         self.symbolic_strings, self.inspected_strings = other.symbolic_strings, other.inspected_strings
         self.varying, self.apart, self.together = other.varying, other.apart, other.together
+        self.thin, self.thick = other.thin, other.thick
         self.logs = other.logs
 
     def learn_from(self, above: Assumptions, code: types.CodeType) -> None:
@@ -141,6 +161,7 @@ class Assumptions:
         self.symbolic_places |= above.symbolic_places
         self.counters |= above.counters
         self.apart |= above.apart
+        self.thin, self.thick = above.thin, above.thick
         self.logs |= above.logs
         self.together |= above.together
         self.below, self.unpredictable = above.below, above.unpredictable
@@ -159,22 +180,29 @@ class Assumptions:
             known.clear()
         for kinds in (self.apart, self.together, self.logs):
             kinds.clear()
-        for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
+        for told in (self.varying, self.below, self.dynamic_dims, self.thin, self.predictions):
             told.clear()
 
-    def learn_of_break(self, lists: Lists, bounds: Bounds, endless: set[str]) -> bool:
+    def learn_of_break(self, reason: str, domain: Met, endless: set[str], ones: set[str]) -> bool:
         """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, what
-        max() gave to be more than a number, or a branch of which nobody knows how often it will go one way."""
+        max() gave to be more than a number, or a branch of which nobody knows how often it will go one way. Else it may
+        have broken for its inputs of one row (ones), which were taken for any number."""
+        lists, bounds = domain.lists, domain.bounds
         before = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
         self.not_bounds |= bounds.refused
         self.not_gathered |= lists.refused & self.gathered
         self.gathered |= lists.wanted
         self.unpredictable |= endless
         after = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
-        return before != after
+        if before != after:
+            return True
+        found = {family(name) for name in ones} - self.thick if reason in OF_SIZES else set()
+        self.thick |= found
+        return bool(found)
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""
+        """The axes of an input that get a symbolic size. Size 0 is never symbolic, 1 only where that is worth it: torch
+        treats them apart."""
         chosen = set(self.dynamic_dims.get(name, ()))
         if self.dynamic:
             chosen = set(range(tensor.dim()))
@@ -184,4 +212,10 @@ class Assumptions:
             chosen = set()
         chosen |= torch_private.dims_by_rank(tensor)
         sizes = torch_private.of_one_rank(tensor).shape
-        return tuple(d for d in sorted(chosen) if d < tensor.dim() and sizes[d] > 1)
+        ones = self.thin.get(family(name), set()) if self.takes_ones and family(name) not in self.thick else set()
+        return tuple(d for d in sorted(chosen) if d < tensor.dim() and sizes[d] > (0 if d in ones else 1))
+
+
+def apart(axes: dict[str, set[int]]) -> dict[str, set[int]]:
+    """A copy that is told nothing any more."""
+    return {place: set(found) for place, found in axes.items()}

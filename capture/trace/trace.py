@@ -79,7 +79,7 @@ class Trace:
     ) -> None:
         self.request, self.assumptions = request, assumptions
         self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
-        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line)
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line, assumptions.takes_ones)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
@@ -199,7 +199,8 @@ class Trace:
         outer = getattr(TRACING, "where", None), getattr(TRACING, "frame", None)
         TRACING.where, TRACING.frame = self.where, lambda: getattr(self.machine, "frame", None)
         try:
-            self.interpret()
+            with self.world.answering():
+                self.interpret()
         except OwnError as error:  # from the last resort, which asks whose error it is
             raise CaptureInternalError(str(error)) from error
         finally:
@@ -461,14 +462,12 @@ def traced(request: Request, assumptions: Assumptions) -> Trace:
 
 def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
     """Whether an attempt found what the next one is to do in another way, which ``assumptions`` learns."""
-    gradients, broken = attempt.gradients, attempt.graph_break is not None
+    gradients, stop, domain, ones = attempt.gradients, attempt.graph_break, attempt.domain, attempt.world.ones
     if attempt.needs_stacks:
         assumptions.keeps_stacks = True
-    elif attempt.domain.calls.inference.failed and not assumptions.inference_breaks:
+    elif domain.calls.inference.failed and not assumptions.inference_breaks:
         assumptions.inference_breaks = True
-    elif broken and assumptions.learn_of_break(
-        attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless
-    ):
+    elif stop and assumptions.learn_of_break(stop.reason, domain, attempt.speculation.endless, ones):
         pass
     elif mistaken := attempt.tensors.mistaken():
         assumptions.together |= mistaken
@@ -482,9 +481,9 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
     elif hits := attempt.in_hits - assumptions.not_by_number:
         assumptions.not_by_number |= hits & assumptions.by_number
         assumptions.by_number |= hits
-    elif attempt.graph_break is not None and attempt.domain.loops.ranges:
-        assumptions.blockers |= blocked(attempt.domain.loops.ranges, attempt.graph_break)
-        assumptions.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
+    elif stop and domain.loops.ranges:
+        assumptions.blockers |= blocked(domain.loops.ranges, stop)
+        assumptions.unrolled |= domain.loops.ranges  # what stopped it may be what one node could not say
     else:
         return False
     return True

@@ -72,6 +72,11 @@ def rows_if(rows: torch.Tensor, skipped: Any) -> torch.Tensor:
     return rows[:0] if bool(skipped) else rows
 
 
+def is_left(*asked: Any) -> bool:
+    """Whether the step is left at one of some branches: what each asks, and which truth of it goes on."""
+    return any(bool(value) is not goes_on for value, goes_on in zip(asked[::2], asked[1::2], strict=True))
+
+
 def experts_that_ran(*skipped: Any) -> torch.Tensor:
     """[experts]: the numbers of those that were not skipped."""
     return torch.tensor([e for e, skip in enumerate(skipped) if not bool(skip)], dtype=torch.int64)
