@@ -13,7 +13,7 @@
 #define STEP 16     /* numbers of a vector, and between two columns of a packed left block */
 #define PACKED 65536 /* numbers of right operand packed at a time: a quarter of a second-level cache of 1 MiB */
 #define AHEAD 64    /* numbers that a packed column is fetched ahead */
-#define FEW 16      /* rows for which packing does not pay */
+#define FEW 4       /* rows for which packing does not pay */
 
 static int found = -1, used = 1;
 

@@ -75,17 +75,17 @@ def measure(link: tuple[float, float] | None = None) -> Device:
 
 
 def grouped_rate(rows: int) -> float:
-    """FLOP/s of products of so many rows with one expert's matrix after the other, as they lie in memory."""
+    """FLOP/s of products of so many rows with one expert's matrix after the other, as they lie in memory, by what
+    multiplies them in a layer."""
     import torch
 
-    weights, x, out = torch.randn(64, 512, 256), torch.randn(rows, 256), torch.empty(rows, 512)
-    used = weights[: max(4, min(64, 4096 // rows))]
+    from moebius.kernels.panels import Panel, Segment
+    from moebius.kernels.products import linear, matrices
 
-    def run() -> None:
-        for weight in used:
-            torch.mm(x, weight.T, out=out)
-
-    return 2 * rows * 512 * 256 * len(used) / seconds(run)
+    used = max(4, min(64, 4096 // rows))
+    weights, x, out = torch.randn(64, 512, 256), torch.randn(used * rows, 256), torch.empty(used * rows, 512)
+    panel = Panel(0, used * rows, [Segment(one, one * rows, (one + 1) * rows, True) for one in range(used)])
+    return 2 * rows * 512 * 256 * used / seconds(lambda: linear(x, matrices(weights), panel, out))
 
 
 def _memory() -> float:
