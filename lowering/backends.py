@@ -1,7 +1,8 @@
 """Who runs a lowered graph: the graph itself, a backend of torch.compile by name, or the user's own function.
 
-A foreign backend gets the lowered graph. Where a refused expert loop is left in it, the graph is split around the loop:
-the parts go to the backend and the loop runs as a loop (no backend knows what to do with its body).
+A foreign backend gets the lowered graph. Where a refused expert loop is left in it, or an operator of ours looks at the
+batch in backward, the graph is split around it: the parts go to the backend, and the loop runs as a loop (no backend
+knows what to do with its body), the operator as Python.
 """
 
 from __future__ import annotations
@@ -13,10 +14,19 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering.dead_code import is_switch
 from moebius.lowering.errors import LoweringError, UnknownBackendError
+from moebius.lowering.experts.stacking import asks_which_ran
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.torch_private import backend_names, compiling_with, lookup_backend, made_code, split_module
-from moebius.lowering.values import value_of
+from moebius.lowering.torch_private import (
+    backend_names,
+    compiling_with,
+    fake_mode_of,
+    lookup_backend,
+    made_code,
+    split_module,
+)
+from moebius.lowering.values import apply, value_of
 
 OWN = ("moebius", "eager")  # backends that run the graph as it is: after lowering, and before it
 # Those whose code takes numbers that a graph reads as float32: torch's, in all versions (a ``const float`` of its C++)
@@ -60,12 +70,13 @@ def as_tuple(gm: fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., t
 def compile_graph(gm: fx.GraphModule, backend: Any) -> Callable[..., tuple]:
     """The graph compiled by a foreign backend, as a function that returns a tuple."""
     compiler = find_compiler(backend)
-    loops = [node for node in gm.graph.nodes if node.target is expert_loop]
-    if not loops:
+    alone = [node for node in gm.graph.nodes if stands_alone(node)]
+    if not alone:
         return compile_part(gm, compiler, backend)
-    parts = split_around(gm, loops)
+    note_gradients(gm)
+    parts = split_around(gm, alone)
     for name, part in list(parts.named_children()):
-        if isinstance(part, fx.GraphModule) and not any(node.target is expert_loop for node in part.graph.nodes):
+        if isinstance(part, fx.GraphModule) and not any(map(stands_alone, part.graph.nodes)):
             unwrap = not isinstance(part.graph.output_node().args[0], tuple | list)
             setattr(parts, name, Part(compile_part(return_tuple(part), compiler, backend), unwrap))
     parts.recompile()
@@ -126,16 +137,49 @@ def return_tuple(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def split_around(gm: fx.GraphModule, loops: Sequence[fx.Node]) -> fx.GraphModule:
-    """The graph as a chain of submodules in which each loop stands alone."""
+def stands_alone(node: fx.Node) -> bool:
+    """Whether no backend gets the node."""
+    return node.target is expert_loop or asks_which_ran(node)
+
+
+def note_gradients(gm: fx.GraphModule) -> None:
+    """Values of nodes that lowering has made say whether they have a history: where one goes from a part of the graph
+    to another, the backend is to compute its gradient. (What capture has recorded says so; see ``values.infer``.)"""
+    recording, made = True, dict[fx.Node, Any]()
+
+    def value(node: fx.Node) -> Any:
+        return made[node] if node in made else value_of(node)
+
+    for node in gm.graph.nodes:
+        if is_switch(node):
+            recording = node.args[0]
+        if recording is False or node.target is expert_loop or not node.op.startswith("call_"):
+            continue
+        if has_history(value_of(node)) or not any(has_history(value(n)) for n in node.all_input_nodes):
+            continue
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        with fake_mode_of([value(n) for n in node.all_input_nodes]), torch.enable_grad():
+            found = apply(node, args, kwargs)
+        if has_history(found):
+            made[node] = node.meta["val"] = found
+
+
+def has_history(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(has_history, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def split_around(gm: fx.GraphModule, alone: Sequence[fx.Node]) -> fx.GraphModule:
+    """The graph as a chain of submodules in which each of these stands alone."""
     part, place = 0, {}
     for node in gm.graph.nodes:
-        if node in loops:
+        if node in alone:
             place[node] = part + 1
             part += 2
         else:
             place[node] = part
-    for loop in loops:
+    for loop in (node for node in alone if node.target is expert_loop):
         body = loop.args[0] if loop.args else loop.kwargs["body"]
         assert isinstance(body, fx.Node)
         place[body] = place[loop]

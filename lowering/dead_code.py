@@ -5,6 +5,7 @@ Not fx's own elimination: that one takes any unused method call for dead, ``x.ad
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from moebius.lowering.aliasing import only_computes
@@ -51,8 +52,32 @@ def drop_idle_switches(graph: fx.Graph) -> None:
         following = node.next
         if is_switch(following) or node.args[0] == mode:
             graph.erase_node(node)
+        elif node.args[0] is False and (back := end_of_numbers(node)) is not None:
+            mode = True
+            graph.erase_node(back)
+            graph.erase_node(node)
         else:
             mode = node.args[0]
+
+
+def end_of_numbers(switch: fx.Node) -> fx.Node | None:
+    """Where gradients are switched on again, if all that is between makes whole numbers, which have none."""
+    node = switch.next
+    while not is_switch(node):
+        if node.op == "root" or not only_computes(node) or not is_whole(node):
+            return None
+        node = node.next
+    return node if node.args[0] is True and node is not switch.next else None
+
+
+def is_whole(node: fx.Node) -> bool:
+    """Whether it makes whole numbers, or tensors of them, one or several."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return bool(parts) and all(
+        not one.dtype.is_floating_point and not one.dtype.is_complex if isinstance(one, torch.Tensor)
+        else isinstance(one, int | torch.SymInt | torch.SymBool) for one in parts
+    )  # fmt: skip
 
 
 def is_switch(node: fx.Node) -> bool:

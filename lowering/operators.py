@@ -23,6 +23,7 @@ from moebius.lowering.experts.stacking import (
     blocks_apart,
     experts_that_ran,
     in_set_order,
+    is_left,
     join_blocks,
     of_iterations_that_ran,
     pick,
@@ -268,6 +269,7 @@ declare(
 declare("tolist", "input", [array_numbers], ["tolist"])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
 declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
+declare("is_left", "*asked", [is_left])
 declare("experts_that_ran", "*skipped", [experts_that_ran])
 declare("how_many", "asked", [how_many])
 declare("cat_present", "items, asked", [cat_present])
@@ -290,7 +292,7 @@ for _name, _functions, _methods in (
     ("le", [torch.le, torch.less_equal, operator.le], ["le", "less_equal", "__le__"]),
 ):
     declare(_name, "input, other", _functions, _methods, inplace=[f"{_name}_"])
-declare("not", "input", [operator.not_])
+declare("not", "input", [operator.not_, torch.sym_not])
 declare("logical_not", "input", [torch.logical_not, torch.bitwise_not, operator.invert], ["logical_not", "bitwise_not"])
 
 # Row by row

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ __all__ = [
     "fake_mode_of",
     "flops_of",
     "foreach_operators",
-    "forget_pending_symbols",
     "gradient_hooks",
     "hooks_after_accumulation",
     "is_view",
@@ -225,10 +224,23 @@ def fake_mode_of(values: Sequence[Any]) -> AbstractContextManager:
     return nullcontext()
 
 
-def compiling_with(examples: Sequence[Any]) -> AbstractContextManager:
-    """What a backend of torch.compile finds around it: a tracing context with the fake mode of its example inputs."""
+@contextmanager
+def compiling_with(examples: Sequence[Any]) -> Iterator[None]:
+    """What a backend of torch.compile finds around it: a tracing context with the fake mode of its example inputs.
+
+    Numbers that were read from fakes before wait to be bound to a node, which torch's tracing asks of its own nodes;
+    and so do those of a trace that failed.
+    """
     mode = fake_mode_of(examples)
-    return tracing(TracingContext(mode)) if isinstance(mode, FakeTensorMode) else nullcontext()
+    if not isinstance(mode, FakeTensorMode):
+        yield
+        return
+    forget_pending_symbols(mode)
+    try:
+        with tracing(TracingContext(mode)):
+            yield
+    finally:
+        forget_pending_symbols(mode)
 
 
 def traced_by_operators(function: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
@@ -243,9 +255,7 @@ def traced_by_operators(function: Callable[..., Any], examples: Sequence[Any]) -
         mode.allow_non_fake_inputs = before
 
 
-def forget_pending_symbols(examples: Sequence[Any]) -> None:
-    """Numbers that were read from fakes wait to be bound to a node; what was traced binds its own when it runs."""
-    mode: Any = fake_mode_of(examples)
+def forget_pending_symbols(mode: FakeTensorMode) -> None:
     if mode.shape_env is not None:
         mode.shape_env.pending_fresh_unbacked_symbols.clear()
 

@@ -28,7 +28,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
-from ..tensors.index_lists import as_indices, is_varying_list
+from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
@@ -319,7 +319,7 @@ class Containers(Parts):
     def get_iter(self, value: Any) -> Any:
         value = natives.specialised(value) if type(value) is Text else value
         kind = type(value)
-        if kind is TensorProxy:
+        if kind in (TensorProxy, IndexList):
             return self.loops.rows(value)
         if kind in ROWS:
             return value.begin() if is_kind(value, TensorRows) else value

@@ -27,6 +27,7 @@ from ..tensors.arrays import ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
+from ..tensors.index_lists import IndexList
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
@@ -42,6 +43,7 @@ from .two_sides import FirstSide
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
+    from ..tensors.index_lists import IndexList
 
 
 ITERATION = Body(
@@ -71,8 +73,12 @@ class Loops:
     # Called by the domain
     # ------------------------------------------------------------------------------------------------------------------
 
-    def rows(self, proxy: TensorProxy) -> Any:
-        """``iter(tensor)``."""
+    def rows(self, proxy: Any) -> Any:
+        """``iter(tensor)``, or of the list that ``tolist()`` gave of a vector of unknown length."""
+        if type(proxy) is IndexList:
+            if self.open or not self.tensors.branches:
+                proxy.refuse("the items")
+            return self.objects.made(TensorRows(proxy.proxy, numbers=True)).begin()
         if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return self.objects.made(TensorRows(proxy))
         return self.objects.made(iter(self.tensors.rows(proxy)))
@@ -110,9 +116,8 @@ class Loops:
             return STOP
         loop = self.open[-1] if self.open else None
         if loop is None or loop.rows is not rows or loop.row is None:
-            raise Break(
-                "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
-            )
+            raise Break("iterating over a tensor of unknown length", "outside of a for loop",
+                        "iterate over it with a for loop")  # fmt: skip
         return loop.row_value
 
     def settle(self, frame: Frame) -> None:

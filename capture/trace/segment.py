@@ -148,10 +148,10 @@ def build(
             raise CannotRebuild("what its caller handles is the context of an exception that it raises")
         guards = finish_guards(attempt, n_positional, kwnames)
     except (CannotRebuild, CannotResume, Break) as error:  # Break: a size that lives on comes from no tensor
-        attempt.made.park()
+        attempt.made.take_away()
         return run_whole_natively(attempt, str(error), n_positional, kwnames, owner)
     except BaseException:  # an error of ours: the call runs natively, and finds no state that it has not made
-        attempt.made.park()
+        attempt.made.take_away()
         raise
     deferred_state.made += attempt.made.made
     attempt.made = DeferredState([])

@@ -19,8 +19,8 @@ How a caller (capture) uses it:
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """
 from moebius.lowering.distribution import simulate as simulate
+from moebius.lowering.distribution.channels import Traffic, traffic
 from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
-from moebius.lowering.distribution.exchange import Traffic, traffic
 from moebius.lowering.distribution.place import (
     bind_inputs,
     input_conversions,

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moebius.lowering.distribution.channels import traffic
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.exchange import traffic
 from moebius.lowering.distribution.rendezvous import group_of, headers
 from moebius.lowering.distribution.torch_private import by_rank, for_each_rank
-from moebius.lowering.planner.traffic import HEADER_BYTES, reduced_bytes
+from moebius.lowering.planner.traffic import reduced_bytes
 
 
 def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = "") -> bool:
@@ -25,8 +25,6 @@ def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = 
         if (ranks := mesh.size(axis)) > 1:
             told = in_a_number(ranks, mine, others, differs, mesh.device_type)
             others, differs = in_words(headers(group_of(mesh.get_group(axis)), told, what), mine)
-            for _ in by_rank(told):
-                traffic.add("header", HEADER_BYTES * (ranks - 1))
     if trouble:
         raise DistributionError(trouble)
     if others:

@@ -16,18 +16,12 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by b
 def pack(tensors: Sequence[Tensor], rows_S: Tensor | None = None) -> Tensor:
     """Rows of tensors [T, ...], side by side: [S, bytes], or of one tensor [S, ...]. rows_S: which, and in which order;
     all of them without."""
-    if len(tensors) == 1:
-        return tensors[0].contiguous() if rows_S is None else tensors[0].index_select(0, rows_S)
-    word = _word(tensors)
-    flat = [tensor.contiguous().view(len(tensor), _numbers(tensor)).view(word) for tensor in tensors]
-    widths = [part.shape[1] for part in flat]
-    packed = flat[0].new_empty((len(flat[0]) if rows_S is None else len(rows_S), sum(widths)))
-    for part, columns in zip(flat, packed.split(widths, 1), strict=True):
-        if rows_S is None:
-            columns.copy_(part)
-        else:
-            torch.index_select(part, 0, rows_S, out=columns)
-    return packed.view(torch.uint8)  # gloo sends no int16
+    held = [tensor if rows_S is None else tensor.index_select(0, rows_S) for tensor in tensors]
+    if len(held) == 1:
+        return held[0].contiguous()
+    word = _word(held)
+    flat = [tensor.contiguous().view(tensor.shape[0], _numbers(tensor)).view(word) for tensor in held]
+    return torch.cat(flat, 1).view(torch.uint8)  # gloo sends no int16
 
 
 def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -35,16 +29,12 @@ def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     if len(tensors) == 1:
         return [packed]
     word = _word(tensors)
-    parts = packed.view(word).split([row_bytes(tensor) // word.itemsize for tensor in tensors], 1)
+    widths = [_numbers(tensor) * tensor.element_size() // word.itemsize for tensor in tensors]
+    parts = packed.view(word).split(widths, 1)
     return [
-        part.clone(memory_format=torch.contiguous_format).view(tensor.dtype).view(len(packed), *tensor.shape[1:])
+        part.clone(memory_format=torch.contiguous_format).view(tensor.dtype).view(packed.shape[0], *tensor.shape[1:])
         for part, tensor in zip(parts, tensors, strict=True)
     ]
-
-
-def row_bytes(tensor: Tensor) -> int:
-    """Of one row."""
-    return _numbers(tensor) * tensor.element_size()
 
 
 def _word(tensors: Sequence[Tensor]) -> torch.dtype:

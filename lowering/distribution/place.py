@@ -21,8 +21,8 @@ from torch import fx
 
 from moebius.kernels import experts
 from moebius.lowering.distribution.backward import promises
-from moebius.lowering.distribution.exchange import remember_axis
-from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
+from moebius.lowering.distribution.exchange import reached_experts, remember_axis
+from moebius.lowering.distribution.expert_parallel import combine, dispatch, outline, own_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
@@ -326,10 +326,11 @@ def _replace(
     arguments = _arguments(node)
     x, index, weight = arguments["x_TD"], arguments["index_TK"], arguments["weight_TK"]
 
-    def emit(target: Any, args: tuple) -> fx.Node:
-        made = graph.call_function(target, args)
+    def emit(target: Any, args: tuple, like: Any = None) -> fx.Node:
+        made = graph.call_function(like or target, args[: 3 if like else None])
         made.meta = {key: value for key, value in node.meta.items() if key in ("where", "stack")}
         _propagate(made)
+        made.target, made.args = target, args
         return made
 
     with graph.inserting_before(node):
@@ -341,16 +342,15 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised))
-        x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised), outline)
+        x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(6)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))
         local = graph.call_function(experts, bound.args, bound.kwargs)
         local.meta = {key: value for key, value in node.meta.items() if key != "val"}
         _propagate(local)
-        out = emit(combine, (local, *ticket, x, group_name, place))
-    if "val" in node.meta:
-        out.meta["val"] = node.meta["val"]
+        out = graph.call_function(combine, (local, *ticket))
+        out.meta = {key: value for key, value in node.meta.items() if key in ("where", "stack", "val")}
     node.replace_all_uses_with(out)
     graph.erase_node(node)
     if weight is None:

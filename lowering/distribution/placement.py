@@ -43,6 +43,7 @@ def place_parameters(
         for parameter in moving:
             copy_from_first_rank(parameter, mesh)
             _take_place(parameter, _split(parameter, mesh, placements))
+            parameter.whole_copy.keeps = True
             if parameter.requires_grad:
                 keep_grad_sharded(parameter)
     return moving
@@ -64,7 +65,7 @@ def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]
         if parameter.grad is not None:
             whole.grad = parameter.grad.shards.full_tensor()
         _take_place(parameter, whole)
-        del parameter.shards, parameter.leaf_hook
+        del parameter.shards, parameter.leaf_hook, parameter.whole_copy
         watch_again(parameter)
     return moving
 

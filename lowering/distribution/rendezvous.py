@@ -10,56 +10,36 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from moebius.lowering.distribution.alive import condition, this_process
+from moebius.lowering.distribution.channels import PURPOSES, Channel, traffic
 from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
 from moebius.lowering.distribution.standing import WATCHES, Here, watch
-from moebius.lowering.distribution.torch_private import LocalTensor, default_store, never_destroy, simulated_ranks
+from moebius.lowering.distribution.torch_private import (
+    LocalTensor,
+    by_rank,
+    default_store,
+    never_destroy,
+    simulated_ranks,
+)
+from moebius.lowering.planner.traffic import HEADER_BYTES
 from moebius.lowering.step.optimizer_steps import TAKEN
 
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = (
     "With mesh=..., every rank has to run the same program, as often, each on its own part of the batch, which may be "
-    "empty; what uses the experts is captured with mesh=..., too, as an evaluation and another model's step: a loop "
-    "over the experts that a batch hits, where it is not captured, reads other experts on each rank"
+    "empty. A loop over the experts that a batch hits, where it is not captured, needs a token on each rank: a rank "
+    "without one reads no experts, and does not come to where they are gathered; capture it with mesh=..., too"
 )
-
-
-class Group(Protocol):
-    """The ranks that share the experts of a layer, seen from one of them. name: the same on all of them. meetings: how
-    many there were, the same on all of them too. half: rows went out, and their results have not come back."""
-
-    name: str
-    meetings: int
-    half: bool
-
-    def rank(self) -> int: ...
-
-    def size(self) -> int: ...
-
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
-
-    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
-        """One row to each rank, for which this one waits no longer than it must. owed: how many exchanges of backward
-        a rank that comes here has promised."""
-
-    def promise(self) -> None:
-        """Backward of what this meeting begins comes without a meeting: all ranks have the same graph for it."""
-
-    def redeem(self, meeting: int) -> bool:
-        """Whether backward of what this meeting began was promised, and is due now."""
-
-    def tell(self, words: str) -> list[str]:
-        """What each rank says, this one's words among them."""
 
 
 class Call:
@@ -77,27 +57,40 @@ def at(place: str, steps: int) -> str:
     return f"{place}{call}" + (f", after {steps} optimizer step{'s' if steps > 1 else ''}" if steps else "")
 
 
-def headers(group: Group, numbers_P: Tensor, place: str, backward: int = 0, owed: int = 0) -> Tensor:
-    """[P], on the CPU: the number that each rank has for this one; numbers_P: this one's for each. Collective.
+def header(group: ProcessGroup, numbers_P: Tensor, place: str, backward: int = 0, owed: int = 0) -> Tensor:
+    """[P, 2], what this rank is to send to each: a number (numbers_P), and where it is.
 
     backward: a digest of what backward will do (backward.py), 0 where that is not known. Where it is the same on all
     ranks, they promise it. owed: how many such promises are open where a rank comes here.
+    """
+    where = at(place, TAKEN[group.name])
+    group.come_to(where, owed)
+    return torch.stack([numbers_P, torch.full_like(numbers_P, zlib.crc32(where.encode()) | backward << 32)], 1)
+
+
+def compare(group: ProcessGroup, received: Tensor, place: str, backward: int = 0) -> tuple[Tensor, bool]:
+    """[P], on the CPU: the number that each rank has sent in its header; whether the digests were all the same.
+
     Raises RanksDisagreeError, on every rank, where they have come to different places, or where one has failed.
     """
     where = at(place, TAKEN[group.name])
-    word = zlib.crc32(where.encode()) | backward << 32
-    sent = torch.stack([numbers_P, torch.full_like(numbers_P, word)], 1)
-    received = torch.empty_like(sent)
-    group.meet(received, sent, where, owed)
     received = received.cpu()
-    apart = received[:, 1] ^ word
-    if not bool(apart.any()):
-        if backward:
-            group.promise()
-    elif bool((apart & 0xFFFFFFFF).any()):
+    apart = received[:, 1] ^ (zlib.crc32(where.encode()) | backward << 32)
+    alike = not bool(apart.any())
+    if not alike and bool((apart & 0xFFFFFFFF).any()):
         places = said(group.tell(where + Call.again()))
         raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
-    return received[:, 0]
+    return received[:, 0], alike
+
+
+def headers(group: ProcessGroup, numbers_P: Tensor, place: str, backward: int = 0, owed: int = 0) -> Tensor:
+    """[P], on the CPU: the number that each rank has for this one; numbers_P: this one's for each. Collective."""
+    sent = header(group, numbers_P, place, backward, owed)
+    received = torch.empty_like(sent)
+    group.meet(group.begin(received, sent, [1] * group.size(), [1] * group.size()))
+    for _ in by_rank(sent):
+        traffic.add("header", HEADER_BYTES * (group.size() - 1))
+    return compare(group, received, place, backward)[0]
 
 
 def said(told: list[str]) -> str:
@@ -120,9 +113,11 @@ def exchange_words(keys: list[str], rank: int, words: str) -> list[str]:
 
 
 class ProcessGroup:
-    """A Group over torch.distributed. processes: of its ranks, as far as they have told, each asked for once. promised:
-    the meetings whose backward comes without one, and has not come yet. half: rows went out, and their results have not
-    come back. left: where this rank failed then, and others may wait for it."""
+    """The ranks that share the experts of a layer, over torch.distributed. name: the same on all of them. meetings: how
+    many there were, the same on all of them too. processes: of its ranks, as far as they have told, each asked for
+    once. visits: of each place that backward undoes. promised: the visits whose backward comes without a meeting, as
+    all ranks have the same graph for it, and has not come yet. half: rows went out, and their results have not come
+    back. left: where this rank failed then, and others may wait for it."""
 
     half, left = False, ""
 
@@ -130,7 +125,8 @@ class ProcessGroup:
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
         self.name = str(group.group_name)
         self.processes: dict[int, str] = {}
-        self.promised: dict[int, str] = {}
+        self.visits: Counter[str] = Counter()
+        self.promised: dict[tuple[str, int], str] = {}
         self.begun = 0  # so many collectives
 
     def rank(self) -> int:
@@ -139,19 +135,27 @@ class ProcessGroup:
     def size(self) -> int:
         return self.group.size()
 
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        self.wait(dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True))
+    def open_channels(self, name: str) -> None:
+        """For functional collectives that have this name for the group."""
+        for purpose in PURPOSES:
+            Channel(self, purpose, name)
+
+    def begin(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> Any:
+        """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
+        self.begun += 1
+        return dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True)
 
     def all_reduce(self, tensor: Tensor, how: Any) -> None:
+        self.begun += 1
         self.wait(dist.all_reduce(tensor, how, group=self.group, async_op=True))
 
     def copy_from_first(self, tensor: Tensor) -> None:
+        self.begun += 1
         first = dist.get_global_rank(self.group, 0)
         self.wait(dist.broadcast(tensor, first, group=self.group, async_op=True))
 
     def wait(self, work: Any) -> None:
         """For a collective of the group, as long as no rank of it has failed, is stopped or gone."""
-        self.begun += 1
         if dist.get_backend(self.group) != "gloo":  # its ranks wait on the device
             work.wait()
             return
@@ -199,22 +203,24 @@ class ProcessGroup:
         found = [(rank, condition(process)) for rank, process in sorted(self.processes.items())]
         return [f"the process of rank {dist.get_global_rank(self.group, rank)} {what}" for rank, what in found if what]
 
-    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
+    def come_to(self, place: str, owed: int) -> None:
+        """Before a meeting. owed: how many exchanges of backward a rank that comes here has promised."""
         if self.left or (self.promised and len(self.promised) != owed):
             self.ask_before_sending(place)
-        self.meetings += 1
         self.place = place
-        Here.meeting = place
+
+    def meet(self, work: Any) -> None:
+        """Wait for what begins a meeting: no longer than this rank must."""
+        self.meetings += 1
+        Here.meeting = self.place
         try:
-            self.all_to_all(received, sent, [1] * self.size(), [1] * self.size())
+            self.wait(work)
         finally:
             Here.meeting = ""
 
-    def promise(self) -> None:
-        self.promised[self.meetings] = self.place
-
-    def redeem(self, meeting: int) -> bool:
-        place = self.promised.pop(meeting, "")
+    def redeem(self, place: str, visit: int) -> bool:
+        """Whether backward of what was begun there, at that visit, comes now without a meeting, as was promised."""
+        place = self.promised.pop((place, visit), "")
         self.place = f"backward of {place}" if place else self.place
         return bool(place)
 
@@ -231,6 +237,7 @@ class ProcessGroup:
         self.announce("")
 
     def tell(self, words: str, kind: str = "") -> list[str]:
+        """What each rank says, this one's words among them."""
         keys = [self.key(f"{kind}{self.meetings}/{rank}") for rank in range(self.size())]
         return exchange_words(keys, self.rank(), words)
 
@@ -263,11 +270,8 @@ class FakeGroup(ProcessGroup):
     """A Group over torch's fake one. Its other ranks do not exist, and are taken to have what this one has; or, under
     LocalTensorMode, they all do, and torch has what each sends."""
 
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        if self.has_all(sent):
-            super().all_to_all(received, sent, back, out)
-        else:
-            received.copy_(sent)
+    def begin(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> Any:
+        return super().begin(received, sent, back, out) if self.has_all(sent) else received.copy_(sent)
 
     def all_reduce(self, tensor: Tensor, how: Any) -> None:
         if self.has_all(tensor):
@@ -289,7 +293,8 @@ class FakeGroup(ProcessGroup):
         return isinstance(tensor, LocalTensor)
 
     def wait(self, work: Any) -> None:
-        work.wait()
+        if not isinstance(work, Tensor):
+            work.wait()
 
     def tell(self, words: str, kind: str = "") -> list[str]:
         return [words] * self.size()

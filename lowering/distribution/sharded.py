@@ -7,7 +7,8 @@ DTensor inside: DTensor stays the engine that knows how operators and shards go 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from moebius.lowering.distribution.torch_private import (
     is_mutable,
     is_view,
     tree_flatten,
+    tree_leaves,
     tree_map,
     tree_unflatten,
     uncompiled,
@@ -34,6 +36,42 @@ from moebius.lowering.step.hooks import RankHook
 
 UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
+
+
+@dataclass(eq=False)
+class WholeCopy:
+    """The whole of a tensor, gathered to be read, as long as nothing is written: ranks may read it unequally often.
+    keeps: whether it may be kept (a parameter is written by its operators, or in a captured call, alone). writes: how
+    often anything was written that shares its memory."""
+
+    keeps: bool = False
+    writes: list[int] = field(default_factory=lambda: [0])
+    held: torch.Tensor | None = None
+    as_of: int = -1
+
+    def is_there(self) -> bool:
+        return self.held is not None and self.as_of == self.writes[0]
+
+    def read(self, shards: DTensor) -> torch.Tensor:
+        """Collective, where it is not there."""
+        if self.held is None or not self.is_there():
+            with torch.no_grad():
+                whole: torch.Tensor = shards.full_tensor()
+            if not self.keeps:
+                return whole
+            self.held, self.as_of = whole, self.writes[0]
+            COPIES.add(self)
+        return self.held
+
+
+COPIES: weakref.WeakSet[WholeCopy] = weakref.WeakSet()
+
+
+def forget_copies() -> None:
+    """Let go of whole copies of parameters. On all ranks, or on none."""
+    for copy in COPIES:
+        copy.held = None
+    COPIES.clear()
 
 
 if TYPE_CHECKING:
@@ -55,6 +93,7 @@ class Sharded(Base):
 
     shards: DTensor
     leaf_hook: Any = None
+    whole_copy: WholeCopy
     stands_for_parameter = True  # to capture: users' code sees a torch.nn.Parameter here
 
     @property
@@ -121,6 +160,7 @@ class Sharded(Base):
             twin: Any = sharded(self.shards.detach().clone())  # type: ignore[arg-type]
             if isinstance(self, torch.nn.Parameter):
                 twin = torch.nn.Parameter(twin, self.requires_grad)
+                twin.whole_copy.keeps = True
             if self.requires_grad:
                 keep_grad_sharded(twin.requires_grad_())
             if self.grad is not None:
@@ -138,7 +178,13 @@ class Sharded(Base):
             return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
-        mesh = next(a.shards.device_mesh for a in flat if isinstance(a, Sharded))
+        first = next(value for value in flat if isinstance(value, Sharded))
+        mesh, of = first.shards.device_mesh, None
+        if is_view(func):
+            of = first.whole_copy if func in SAME_ROWS else WholeCopy(first.whole_copy.keeps, first.whole_copy.writes)
+        for value in written(func, args, kwargs or {}):
+            if isinstance(value, Sharded):
+                value.whole_copy.writes[0] += 1
         replicate = [Replicate()] * mesh.ndim
         owners: dict[int, torch.Tensor] = {}  # id of the DTensor that went in -> the tensor that it stood for
 
@@ -157,7 +203,7 @@ class Sharded(Base):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return sharded(value) if _split_by_rows(value) else seal(gather(value, asked))
+            return sharded(value, of) if _split_by_rows(value) else seal(gather(value, asked))
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
@@ -167,8 +213,10 @@ class Sharded(Base):
         asked = [told := f"{func} of a parameter of shape {tuple(owners_shape(flat))}"]  # once for each operator
 
         def on_whole_tensors() -> Any:
-            agree(mesh, told)
-            whole = {id(value): value.shards.full_tensor() for value in flat if isinstance(value, Sharded)}
+            held, reads = [value for value in flat if isinstance(value, Sharded)], not is_mutable(func)
+            if not (reads and all(value.whole_copy.is_there() for value in held)):
+                agree(mesh, f"reading a parameter of shape {tuple(first.shape)}" if reads else told)
+            whole = {id(v): v.whole_copy.read(v.shards) if reads else v.shards.full_tensor() for v in held}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)
             for value in written(func, args, kwargs or {}):
@@ -184,6 +232,8 @@ class Sharded(Base):
         if _with_own_data(func, flat):
             return on_whole_tensors()
         if is_view(func) and func not in SAME_ROWS:
+            if _takes_rows_apart(func, flat, spec):
+                return on_whole_tensors()
             agree(mesh, asked.pop())
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
@@ -206,12 +256,26 @@ class SimulatedShardedTensor(Sharded, torch.Tensor):
     __slots__ = tuple(LocalTensor.__slots__)
 
 
-def sharded(shards: DTensor) -> Sharded:
+def sharded(shards: DTensor, copy: WholeCopy | None = None) -> Sharded:
     """A tensor whose rows these are."""
     kind: Any = SimulatedShardedTensor if isinstance(shards.to_local(), LocalTensor) else ShardedTensor
     self: Sharded = wrapper_tensor(kind, shards, False)
-    self.shards = shards
+    self.shards, self.whole_copy = shards, copy or WholeCopy()
     return self
+
+
+def _takes_rows_apart(func: Any, flat: list[Any], spec: Any) -> bool:
+    """Whether a view leaves out rows, or is not laid out by rows any more."""
+    metas = [
+        torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, Sharded) else v
+        for v in flat
+    ]
+    args, kwargs = tree_unflatten(metas, spec)
+    whole = next(meta for meta, value in zip(metas, flat, strict=True) if isinstance(value, Sharded))
+    return any(
+        view.numel() != whole.numel() and (view.shape[:1], view.stride()[:1]) != (whole.shape[:1], whole.stride()[:1])
+        for view in tree_leaves(func(*args, **kwargs))
+    )
 
 
 def _with_own_data(func: Any, flat: list[Any]) -> bool:

@@ -1,21 +1,24 @@
-"""Many ranks in one process: the exchange operators under torch's LocalTensorMode.
+"""Many ranks in one process: the exchange's operators under torch's LocalTensorMode.
 
 LocalTensorMode runs one program for all ranks, each tensor holding every rank's value; it runs ordinary operators rank
-by rank. An exchange operator is opaque to it, and its ranks need one another: here each rank's call runs on a thread
-of its own, with the operator's own code, and only the collectives are replaced, by a meeting of the threads.
+by rank, and has functional collectives. Here is what it does with operators of our own, which are opaque to it.
 """
 from __future__ import annotations
 
-import threading
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from moebius.lowering.distribution import exchange, expert_parallel, weighing
+from moebius.lowering.distribution import exchange, weighing
+from moebius.lowering.distribution.channels import CHANNELS, traffic
+from moebius.lowering.distribution.errors import RanksDisagreeError
 from moebius.lowering.distribution.torch_private import (
     LocalTensor,
     LocalTensorMode,
+    all_to_all_single,
+    by_rank,
     collective_groups,
     enabled_ranks,
     local_sizes,
@@ -23,61 +26,6 @@ from moebius.lowering.distribution.torch_private import (
     parameters_of,
     tree_map,
 )
-
-OPERATORS = (
-    exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.pad_experts,
-    exchange.reached_experts, expert_parallel.own_slots,
-)
-
-
-class Meeting:
-    """Where the threads of all ranks leave what they send."""
-
-    def __init__(self, ranks: int):
-        self.barrier = threading.Barrier(ranks)
-        self.left: dict[int, Any] = {}
-
-    def exchange(self, rank: int, value: Any) -> dict[int, Any]:
-        """What every rank left, by rank. Each takes what it needs before it comes to the next exchange."""
-        self.left[rank] = value
-        self.barrier.wait()
-        everything = dict(self.left)
-        self.barrier.wait()
-        return everything
-
-
-class SimulatedGroup:
-    """An exchange.Group among threads."""
-
-    name, half = "simulated ranks", False
-
-    def __init__(self, rank: int, ranks: int, meeting: Meeting):
-        self.me, self.ranks, self.meeting, self.meetings = rank, ranks, meeting, 0
-
-    def rank(self) -> int:
-        return self.me
-
-    def size(self) -> int:
-        return self.ranks
-
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        pieces = self.meeting.exchange(self.me, sent.split(out))
-        mine = [pieces[source][self.me] for source in range(self.ranks)]
-        assert [len(piece) for piece in mine] == back
-        torch.cat(mine, out=received)
-
-    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
-        self.all_to_all(received, sent, [1] * self.ranks, [1] * self.ranks)
-
-    def promise(self) -> None:
-        pass  # a group lives for one operator: backward meets again
-
-    def redeem(self, meeting: int) -> bool:
-        return False
-
-    def tell(self, words: str) -> list[str]:
-        told = self.meeting.exchange(self.me, words)
-        return [told[rank] for rank in range(self.ranks)]
 
 
 def of_rank(value: Any, rank: int) -> Any:
@@ -87,41 +35,60 @@ def of_rank(value: Any, rank: int) -> Any:
     return local_sizes(value).get(rank, value) if isinstance(value, torch.SymInt) else value
 
 
-def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """One operator for all ranks of the mode. What fails on a rank is raised here."""
+def for_each(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An operator that meets nobody, rank by rank."""
     if enabled_ranks() is None:  # fakes, of one rank
         return operator(*args, **kwargs)
     name = {**dict(zip(parameters_of(operator), args, strict=False)), **kwargs}["group_name"]
     results: dict[int, Any] = {}
-    failures: list[BaseException] = []
-
-    def run(group: SimulatedGroup, rank: int) -> None:
-        exchange.simulated.group = group
-        try:
-            own = tree_map(lambda v: of_rank(v, rank), (args, kwargs))
-            with torch.no_grad():
-                results[rank] = operator(*own[0], **own[1])
-        except BaseException as failure:
-            if not isinstance(failure, threading.BrokenBarrierError):
-                failures.append(failure)
-            group.meeting.barrier.abort()
-
-    threads = []
-    for members in groups_like(exchange.find_group(name)):
-        meeting = Meeting(len(members))
-        for place, rank in enumerate(members):
-            group = SimulatedGroup(place, len(members), meeting)
-            threads.append(threading.Thread(target=run, args=(group, rank)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    first, *_ = results.values()
-    if isinstance(first, tuple | list):
-        return type(first)(LocalTensor({r: result[i] for r, result in results.items()}) for i in range(len(first)))
+    try:
+        for members in groups_like(exchange.find_group(name)):
+            for exchange.simulated.rank, rank in enumerate(members):
+                own = tree_map(functools.partial(of_rank, rank=rank), (args, kwargs))
+                with torch.no_grad():
+                    results[rank] = operator(*own[0], **own[1])
+    finally:
+        del exchange.simulated.rank
     return LocalTensor(results)
+
+
+def for_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator that exchanges nothing but headers: its own code, on tensors of all ranks."""
+    def run(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if enabled_ranks() is None:
+            return operator(*args, **kwargs)
+        with LocalTensorMode(mode.ranks):  # (entered twice, one would be off afterwards)
+            return function(*args, **kwargs)
+
+    return run
+
+
+def begin_meeting(numbers_P: Any, group_name: str, place: str, sizes: list[Any], *rest: int) -> Any:
+    ranks = range(len(by_rank(numbers_P)))
+    places = {place % tuple(of_rank(size, rank) for size in sizes) for rank in ranks}
+    if len(places) > 1:
+        raise RanksDisagreeError(f"the ranks have come to different places: {'; '.join(sorted(places))}")
+    return exchange.begin_meeting(numbers_P, group_name, place, sizes, *rest)
+
+
+def end_meeting(received: Any, sent: Any, group_name: str, *where: Any) -> Any:
+    told = exchange.end_meeting(received, sent, group_name, *where)
+    for members in groups_like(exchange.find_group(group_name)):
+        for own, rank in enumerate(members):
+            local_tensor(told, rank)[-1] = own
+    return told
+
+
+def exchange_rows(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """torch's own, which does not come to a Channel: over the group that this stands for, and counted."""
+    if (channel := CHANNELS.get(args[-1])) is not None and enabled_ranks() is not None:
+        sent, back, out, _ = args
+        args = sent, back, out, channel.group.group.group_name
+        for members in groups_like(channel.group):
+            for own, rank in enumerate(members):
+                counts = [of_rank(count, rank) for count in out]
+                traffic.add_rows(channel.purpose, of_rank(sent, rank), counts, own)
+    return mode.__torch_dispatch__(operator, types, args, kwargs)
 
 
 def groups_like(group: Any) -> list[list[int]]:
@@ -130,14 +97,10 @@ def groups_like(group: Any) -> list[list[int]]:
     return [[offset + rank for rank in ranks] for offset in offsets]
 
 
-def share_of_tokens(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Its own code, on tensors of all ranks: it exchanges nothing but headers."""
-    if enabled_ranks() is None:
-        return operator(*args, **kwargs)
-    with LocalTensorMode(mode.ranks):  # (entered twice, one would be off afterwards)
-        return weighing.share(*args, **kwargs)
-
-
-for each in OPERATORS:
-    each.register_torch_dispatch(LocalTensorMode, run_ranks)
-weighing.share_of_tokens.register_torch_dispatch(LocalTensorMode, share_of_tokens)
+exchange.own_experts.register_torch_dispatch(LocalTensorMode, for_each)
+exchange.pad_experts.register_torch_dispatch(LocalTensorMode, for_each)
+exchange.begun.register_torch_dispatch(LocalTensorMode, for_all(begin_meeting))
+exchange.ended.register_torch_dispatch(LocalTensorMode, for_all(end_meeting))
+exchange.after.register_torch_dispatch(LocalTensorMode, for_all(lambda value, meeting: value.clone()))
+weighing.share_of_tokens.register_torch_dispatch(LocalTensorMode, for_all(weighing.share))
+torch.library.register_torch_dispatch(all_to_all_single, LocalTensorMode, exchange_rows)

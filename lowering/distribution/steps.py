@@ -17,6 +17,7 @@ from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import remember_axis
 from moebius.lowering.distribution.reduce import REDUCERS, is_averaged, reducer_of
 from moebius.lowering.distribution.rendezvous import Call
+from moebius.lowering.distribution.sharded import forget_copies
 from moebius.lowering.distribution.torch_private import writes
 from moebius.lowering.step.optimizer_steps import ASKED, before_step, parameters_of
 
@@ -64,6 +65,7 @@ def look_at_optimizers() -> None:
 @contextlib.contextmanager
 def nothing_unseen() -> Iterator[None]:
     """Around a captured call on a mesh: raise where it leaves gradients for an optimizer that nobody averages."""
+    forget_copies()
     before = []
     for optimizer in list(strangers):
         alone = [p for p in parameters_of(optimizer) if not is_averaged(p)]
@@ -71,6 +73,7 @@ def nothing_unseen() -> Iterator[None]:
         if not alone:
             strangers.discard(optimizer)
     yield
+    forget_copies()
     changed = [p for p, grad, count in before if grad is None or grad() is not p.grad or written(p) != count]
     refuse([p for p in changed if p.grad is not None and not is_averaged(p)])
 

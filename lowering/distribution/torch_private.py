@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed._functional_collectives  # noqa: F401 (it has their fakes)
 from torch._dynamo.eval_frame import set_eval_frame, skip_code
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed._local_tensor import enabled_local_tensor_mode as enabled_ranks
@@ -17,14 +18,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "LocalTensor", "LocalTensorMode", "accumulates", "at_end_of_backward", "backward_number", "begun_collectives",
-    "by_rank",
-    "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules", "enabled_ranks", "for_each_rank",
-    "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes", "local_tensor", "parameters_of",
-    "references", "simulated_ranks", "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled",
-    "wrapper_tensor", "writes", "written",
+    "LocalTensor", "LocalTensorMode", "accumulates", "all_to_all_single", "at_end_of_backward", "backward_number",
+    "begun_collectives", "by_rank", "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules",
+    "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes",
+    "local_tensor", "never_destroy", "parameters_of", "references", "register_group", "same_on_all", "simulated_ranks",
+    "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled", "wait_tensor", "wrapper_tensor",
+    "writes", "written",
 ]
 
+all_to_all_single: Any = torch.ops._c10d_functional.all_to_all_single.default
+wait_tensor: Any = torch.ops._c10d_functional.wait_tensor.default
 T = TypeVar("T", bound=torch.Tensor)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +58,11 @@ def parameters_of(operator: Any) -> list[str]:
 def local_sizes(size: torch.SymInt) -> dict[int, int]:
     """A size under LocalTensorMode, by rank."""
     return dict(getattr(size.node, "_local_ints", {}))
+
+
+def same_on_all(size: int | torch.SymInt) -> int:
+    """A number under LocalTensorMode that is the same on all ranks."""
+    return size if isinstance(size, int) else int(size.node.maybe_as_int())
 
 
 def is_mutable(operator: Any) -> bool:
@@ -144,6 +152,12 @@ def has_body(operator: Any) -> bool:
 def default_store() -> Any:
     """The store through which the process groups of this process found one another."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def register_group(name: Any, group: torch.distributed.ProcessGroup) -> None:
+    """Let functional collectives find the group by this name, whichever they found before."""
+    torch._C._distributed_c10d._unregister_process_group(name)
+    torch._C._distributed_c10d._register_process_group(name, group)
 
 
 def never_destroy(group: torch.distributed.ProcessGroup) -> None:

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.exchange import traffic
 from moebius.lowering.distribution.rendezvous import Call, group_of, headers
-from moebius.lowering.planner.traffic import HEADER_BYTES
 
 
 def share(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
@@ -23,7 +21,6 @@ def share(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
             group = group_of(Call.mesh.get_group(axis))
             told = headers(group, total.view(torch.int64).repeat(size), "the tokens of a loss", 0, owed)
             total, ranks = told.view(torch.float64).sum().to(mine.device), ranks * size
-            traffic.add("header", HEADER_BYTES * (size - 1))
     if bool(total.isnan()):
         raise DistributionError(f"a loss has {tokens.item()} tokens on this rank: on each it is a number, 0 or more")
     return torch.where(total > 0, mine * ranks / total, 1.0).to(loss)

@@ -19,6 +19,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.dense import PRODUCTS, NoExperts
+from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
@@ -32,13 +33,15 @@ from moebius.lowering.experts.unrolled_loops import (
 )
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, is_size, loop_body, read_call, target_name
+from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
-VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
+VIEWS = frozenset({"cast", "contiguous", "clone", "reshape", "squeeze", "unsqueeze", "flatten", "select"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
+EXITS = "runs on no rows if the step is left at"  # in a node's meta
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
 UNROLLED = 512  # iterations of a loop that are written out for it
 
@@ -48,17 +51,21 @@ UNROLLED = 512  # iterations of a loop that are written out for it
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
+def expert_rows(down: fx.Node, rank: int = 2, ups: set[fx.Node] | None = None) -> list[fx.Node] | None:
     """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
 
-    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes."""
+    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes. ups: gets
+    the projections."""
     call = read_call(down)
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
     rows: list[fx.Node] = []
+    products: list[fx.Node] = []
 
     def onwards(node: fx.Node) -> list[fx.Node]:
         made = read_call(node)
+        if len(shape_of(node) or (0, 0)) < 2:
+            return []  # a vector of the features: ``+ b[e]``
         if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
             raise NoRows
         if made.name in INSIDE:
@@ -66,9 +73,13 @@ def expert_rows(down: fx.Node, rank: int = 2) -> list[fx.Node] | None:
         if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != rank:
             raise NoRows
         rows.append(made["input"])
+        products.append(node)
         return []
 
-    return found_rows(rows, call["input"], onwards)
+    found = found_rows(rows, call["input"], onwards)
+    if found is not None and ups is not None:
+        ups.update(products)
+    return found
 
 
 class NoRows(Exception):
@@ -117,10 +128,21 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
     wanted = reaching_gradients(graph)  # (an expert that nobody reads gets no gradient, of zeros neither)
     for nodes in lines.values():
         nodes = [node for node in nodes if node in wanted] or nodes
-        downs = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node))}
+        ups: set[fx.Node] = set()  # (of one line too, where a module runs its layers in a loop)
+        every = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node, ups=ups))}
+        ups &= every.keys()
+        downs = {
+            node: rows for node, rows in every.items() if node not in ups and (not ups or is_routed(node, rows))
+        }
         if len(downs) > 1:
             found += independent(graph, downs)
     return found
+
+
+def is_routed(down: fx.Node, rows: list[fx.Node]) -> bool:
+    """Whether data say which rows an expert has, or its results are joined with others'."""
+    joined = any(user.target in (torch.cat, torch.concat, torch.stack) for user in down.users)
+    return joined or any(looked_up_rows(one, down) for one in rows)
 
 
 def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
@@ -189,8 +211,8 @@ class Order:
                     raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
                 self.now = self.iteration[node]
                 self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
-            elif self.now >= 0 and node.op != "output" and not is_size(node):
-                self.step(node)
+            elif self.now >= 0 and node.op != "output" and not is_size(node) and node.target is not require_branch:
+                self.step(node)  # (of such a branch Blocks.hoist asks)
 
     def step(self, node: fx.Node) -> None:
         place = place_of(node)
@@ -306,10 +328,14 @@ class Blocks(Builder):
             call = read_call(node) if first < node < last else None
             if call is not None and call.name == "set_grad_enabled":
                 raise Differ("gradients are switched between the experts", node)
-            if call is not None and call.name == "require_branch":  # later experts may never run: no gradients then
+            if node.target is require_branch and first < node < last and not self.is_passed(node):
                 raise Differ("the step may be left between the experts, at a branch on data", node)
         for node in [node for node in graph.nodes if node in wanted]:
             first.prepend(node)
+
+    def is_passed(self, exit: fx.Node) -> bool:
+        """Whether all experts behind it have no rows where the step is left there (exits.py)."""
+        return all(exit in down.meta.get(EXITS, ()) for down in self.downs if exit < down)
 
     def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
         """Whatever stands between the experts may read what it likes, the sum that iterations add to as well: it stays

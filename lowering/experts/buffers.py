@@ -25,7 +25,7 @@ from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.blocks import like
 from moebius.lowering.experts.out_of_place import is_without_grad
 from moebius.lowering.experts.routing import distinct
-from moebius.lowering.experts.views import column_of
+from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
@@ -229,10 +229,8 @@ def is_made_of(rows: fx.Node, mask: fx.Node) -> bool:
     if len(seen) > FAR + len(rows.graph.find_nodes(op="placeholder")):
         seen = {node for node in seen if mask < node}
     for node in seen:
-        call = read_call(node)
-        if call is not None and call.name == "getitem" and call["index"] is mask:
-            if same_size((shape_of(node) or (None,))[0], count):
-                return True
+        if takes(node, mask) and same_size((shape_of(node) or (None,))[0], count):
+            return True
     return False
 
 
@@ -249,8 +247,17 @@ def column_behind(mask: Any, whole: fx.Node) -> fx.Node | None:
     shape, rows = shape_of(mask), shape_of(whole)
     if not is_mask(mask) or not shape or not rows or len(shape) != 2 or len(rows) != 2:
         return None
-    fits = same_size(shape[1], 1) and same_size(shape[0], rows[0]) and not same_size(rows[1], 1)
-    return column_of(mask) if fits else None
+    if not same_size(shape[1], 1) or not same_size(shape[0], rows[0]) or same_size(rows[1], 1):
+        return None
+    return column_of(mask) or next((user for user in mask.users if is_column(user)), None)
+
+
+def is_column(node: fx.Node) -> bool:
+    """Whether it is ``mask[:, 0]`` or ``mask.squeeze(1)`` of a mask [T, 1]."""
+    call = read_call(node)
+    if call is None or len(shape_of(node) or ()) != 1:
+        return False
+    return call.name == "squeeze" if call.name != "getitem" else call["index"] in ((FULL, 0), (..., 0))
 
 
 def scattered_rows(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.Node]] | None:
@@ -263,7 +270,7 @@ def scattered_rows(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.No
     column, shape = column_behind(mask, base), shape_of(rows)
     if column is None or not shape or len(shape) != 2 or not same_size(shape[1], (shape_of(base) or (0, 0))[1]):
         return None
-    picked = [one for one in computed_of([rows]) if selects(one, column)]
+    picked = [one for one in computed_of([rows]) if selects(one, column) or takes(one, column)]
     picked = [one for one in picked if same_size((shape_of(one) or (0,))[0], shape[0])]
     return (base, column, rows, picked) if picked else None
 
@@ -275,6 +282,12 @@ def take_by_mask(node: fx.Node) -> None:
         if isinstance(h, fx.Node) and is_mask(mask) and same_shape(shape_of(h), shape_of(mask)):
             if len(shape_of(h) or ()) == 1:  # a matrix that is made of it again is for what is below
                 node.op, node.target = "call_function", operator.getitem
+
+
+def takes(node: fx.Node, column: fx.Node) -> bool:
+    """Whether it is ``h[column]``."""
+    call = read_call(node)
+    return call is not None and call.name == "getitem" and call["index"] is column
 
 
 def selects(node: fx.Node, column: fx.Node) -> bool:
@@ -293,7 +306,7 @@ def write_rows_of_mask(work: Work, node: fx.Node, base: fx.Node, column: fx.Node
     graph, storage = work.gm.graph, Storage(work.gm.graph)
     if storage.writer_between(column, node) is not None:
         return
-    for one in picked:
+    for one in [one for one in picked if not takes(one, column)]:
         select = one.args[0]
         with graph.inserting_before(select):
             h = select.args[0]

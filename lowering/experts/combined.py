@@ -21,7 +21,7 @@ from moebius.lowering.experts.views import FULL, equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of
+from moebius.lowering.values import same_shape, shape_of
 
 ADDING = frozenset({torch.baddbmm, "baddbmm"})  # products that add something
 TOKENS = "tuv"  # letters of the tokens' axes
@@ -83,8 +83,18 @@ def stack_of(node: fx.Node) -> Stack | None:
 
 
 def made_stack(node: fx.Node) -> Stack | None:
-    """``torch.stack(rows, dim)``, or ``torch.cat`` of rows with an axis of size 1 there."""
+    """``torch.stack(rows, dim)``, or ``torch.cat`` of rows with an axis of size 1 there, or side by side and apart
+    again: ``torch.cat(rows, -1).view(-1, E, D)``."""
     call = read_call(node)
+    side = call["input"] if call is not None and call.name == "reshape" else None
+    if isinstance(side, fx.Node) and side.target in (torch.cat, torch.concat) and side.args:
+        every, shape = side.args[0], shape_of(node) or ()
+        dim = side.kwargs.get("dim", side.args[1] if len(side.args) > 1 else 0)
+        side_by_side = [row for row in every if isinstance(row, fx.Node)] if isinstance(every, tuple | list) else []
+        apart = len(shape) == 3 and dim in (-1, 1) and same_size(shape[1], len(side_by_side))
+        if not apart or not all(same_shape(shape_of(row), (shape[0], shape[2])) for row in side_by_side):
+            return None
+        return Stack(side_by_side, "tnd", None, (side, node))
     if call is not None and call.name == "stack":
         rows, dim = call["tensors"], call["dim"]
         views: tuple[fx.Node, ...] = ()

@@ -105,7 +105,7 @@ class Counting:
 
     def written(self, table: fx.Node, name: str) -> Call | None:
         """The one call of this name by which a table of zeros became what it is."""
-        return scatter_into(0, table, self.end, self.storage, name)
+        return scatter_into(0, table, self.end, self.storage, (name,))
 
     def every(self, numbers: Any, first: int) -> bool:
         """``torch.arange(first, first + E)``, with axes of size 1 or without."""

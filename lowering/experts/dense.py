@@ -38,7 +38,7 @@ from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
-from moebius.lowering.operators import PRODUCTS, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
 
@@ -416,9 +416,10 @@ class Sparse:
                 return None
         elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
             return None
-        gates = self.outer.get(call["input"])
-        if gates is None:
+        lifted = self.lifted(call["input"])
+        if lifted is None:
             return None
+        gates = self.outer[lifted]
         index = Zeros(self.storage, self.builder.first).index_of(gates)
         if index is None:
             return self.by_mask(gates)
@@ -505,18 +506,17 @@ class Sparse:
         return self.lifted(call["input"])
 
     def lifted(self, node: Any) -> fx.Node | None:
-        """What all iterations read alike, as one that the body is given: ``index[:, k]``, read before the first
+        """What all iterations read or compute alike, as one that the body is given: ``index[:, k]``, before the first
         iteration."""
         if not isinstance(node, fx.Node) or node in self.outer:
             return node if node in self.outer else None
-        call = read_call(node)
-        source = self.lifted(call["input"]) if call is not None and call.name in ("getitem", "select") else None
-        if call is None or source is None or node.all_input_nodes != [call["input"]]:
+        parts = {one: self.lifted(one) for one in node.all_input_nodes}
+        if read_call(node) is None or not is_pure(node) or not parts or None in parts.values():
             return None
-        outer = self.outer[source]
-        with outer.graph.inserting_before(self.builder.first):
-            made = outer.graph.create_node(node.op, node.target, (outer, *node.args[1:]), dict(node.kwargs))
-        made.meta.update(node.meta)
+        outer = {one: self.outer[part] for one, part in parts.items() if part is not None}
+        first = self.builder.first
+        with first.graph.inserting_before(first):
+            made = first.graph.node_copy(node, outer.__getitem__)
         self.storage.add(made)
         inner = self.builder.capture(made)
         self.outer[inner] = made

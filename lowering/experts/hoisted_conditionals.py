@@ -7,14 +7,14 @@ reads the same there. Whether the experts then become one operator is found out 
 that stand one after another; if not, the branches are put back as they were. An expert whose branch was not taken gets
 no gradient, as in eager (``Opened.asked``).
 
-Rows that the branch itself looks up are looked up before it where it is left out for no other reason than that there
-are none (``if token.numel() == 0: continue``): a lookup of none cannot fail.
+Rows that the branch itself looks up are looked up before it by a list that is empty where the branch is not taken: a
+lookup of none cannot fail.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import fx
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.blocks import expert_rows, inside
 from moebius.lowering.experts.dense import NoExperts
+from moebius.lowering.experts.exits import CALM, Cut, is_list, is_mask_of
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
 from moebius.lowering.experts.unrolled_loops import (
     OPENED,
@@ -37,10 +38,7 @@ from moebius.lowering.experts.unrolled_loops import (
 )
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
-from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import computed_of, copy_node, stands_at, tensor_of, value_of, where_of
-
-VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
+from moebius.lowering.values import computed_of, copy_node, shape_of, stands_at, where_of
 
 
 @dataclass
@@ -104,7 +102,7 @@ def settle(work: Work, opened: list[Opened]) -> None:
             delattr(work.gm, one.module)
 
 
-def skip_unused(downs: list[fx.Node], opened: Sequence[Opened], stacked: list[fx.Node]) -> None:
+def skip_unused(downs: list[fx.Node], opened: Sequence[Opened | Cut], stacked: list[fx.Node]) -> None:
     """Experts whose branch was not taken get no gradient. stacked: the nodes that stack the experts' parameters, behind
     the conditions."""
     asked = {one.down: one.asked for one in opened}
@@ -129,6 +127,7 @@ class Opening:
             zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True)
         )
         self.made: list[fx.Node] = []
+        self.asked: Any = None  # the condition, once it is known outside
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
         downs = [node for node in calls if expert_rows(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
@@ -147,7 +146,7 @@ class Opening:
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
-        asked = self.outer(self.skips[0].args[0])
+        self.asked = asked = self.outer(self.skips[0].args[0])
         if not isinstance(asked, fx.Node):
             raise Differ("the branch is decided", self.branch)
         for rows in expert_rows(self.down) or ():
@@ -190,77 +189,33 @@ class Opening:
         return node
 
     def outer(self, node: Any) -> Any:
-        """A node of the body, made of views and of Python's numbers, as one of the graph."""
+        """A node of the body, made of views, lookups and Python's numbers, as one of the graph."""
         if not isinstance(node, fx.Node):
             return node
         if node not in self.table:
             call = read_call(node)
-            plain = is_size(node) or (call is not None and call.name in VIEWS and not call.op.inplace)
-            if call is not None and call.name == "getitem" and any(
-                (value := tensor_of(argument)) is not None and value.dim() for argument in node.all_input_nodes[1:]
-            ):
-                plain = self.is_empty_unless_taken(call["index"])  # else only the branch vouches for the index
-            if not plain and not (call is not None and call.name in ("logical_not", "not")):
-                raise Differ(f"{target_name(node)} makes rows that only the branch vouches for", node)
+            known = call is not None and not call.op.inplace and call.name in CALM
+            if not known and not is_size(node):
+                raise Differ(f"{target_name(node)} is more than a lookup of rows, and may fail before the branch", node)
             for argument in node.all_input_nodes:
                 self.outer(argument)
-            self.copy(node)
+            keys = node.all_input_nodes[1:] if call is not None and call.name == "getitem" else []
+            cut = {key: self.cut(key, node) for key in keys if shape_of(key)}
+            self.copy(node, lambda argument: cut.get(argument) or self.placed(argument))
         return self.table[node]
 
-    def is_empty_unless_taken(self, index: Any) -> bool:
-        """Whether the branch is left out only where this index picks no rows."""
-        wanted = self.table.get(index, index) if isinstance(index, fx.Node) else None
-        if not isinstance(wanted, fx.Node):
-            return False
-        node, taken_if = self.skips[0].args[0], False
-        while isinstance(node, fx.Node) and (call := self.read(node)) is not None:
-            if call.name in ("logical_not", "not"):
-                node, taken_if = call["input"], not taken_if
-            elif call.name in ("eq", "ne") and self.is_cut(wanted, call["input"], call["other"]):
-                return taken_if is (call.name == "ne")
-            elif call.name in ("eq", "le", "ne", "gt") and call["other"] == 0 and type(call["other"]) is int:
-                return taken_if is (call.name in ("ne", "gt")) and self.counts(call["input"], wanted)
-            elif call.name in ("ge", "lt") and call["other"] == 1 and type(call["other"]) is int:
-                return taken_if is (call.name == "ge") and self.counts(call["input"], wanted)
-            elif call.name == "any" and call["dim"] is None:
-                return taken_if and self.table.get(call["input"], call["input"]) is wanted
-            else:
-                return taken_if and self.counts(node, wanted)
-        return False
+    def cut(self, key: fx.Node, lookup: fx.Node) -> Any:
+        """What ``x[key]`` is looked up by before the branch, which alone vouches for a list of rows: none of them where
+        it is not taken. (A mask of the first axes picks rows that are there.)"""
+        if is_mask_of(key, lookup.args[0]):
+            return self.placed(key)
+        if not is_list(key) or self.asked is None:
+            raise Differ(f"{target_name(lookup)} makes rows that only the branch vouches for", lookup)
+        return self.add(self.graph.call_function(rows_if, (self.placed(key), self.asked)), key)
 
-    def read(self, node: fx.Node) -> Any:
-        outer = self.table.get(node)
-        return read_call(outer if isinstance(outer, fx.Node) else node)
-
-    def is_cut(self, index: fx.Node, one: Any, other: Any) -> bool:
-        """Whether an index is ``token[one:other]``, of which nothing is left where the two are equal."""
-        call = read_call(index)
-        key = call["index"] if call is not None and call.name == "getitem" else None
-        if not isinstance(key, slice) or key.step is not None:
-            return False
-        ends = [0 if key.start is None else key.start, key.stop]
-        found, asked = ([self.table.get(end, end) if isinstance(end, fx.Node) else end for end in pair]
-                        for pair in (ends, (one, other)))  # fmt: skip
-        plain = all(isinstance(end, fx.Node) or type(end) is int for end in (*found, *asked))
-        return plain and (found == asked or found == asked[::-1])
-
-    def counts(self, number: Any, index: fx.Node) -> bool:
-        """Whether a number is how many rows an index has."""
-        value, size = tensor_of(index), value_of(number)
-        call = self.read(number) if isinstance(number, fx.Node) else None
-        while call is not None and call.name == "item" and isinstance(call["input"], fx.Node):
-            call = self.read(call["input"])
-        if call is not None and call.name == "sum" and value is not None and value.dtype is torch.bool:
-            plain = call["dim"] is None and call["dtype"] is None  # (a count in 8 bits may wrap around to zero)
-            return plain and self.table.get(call["input"], call["input"]) is index
-        if value is None or value.dim() != 1 or value.dtype is not torch.int64 or not isinstance(size, torch.SymInt):
-            return False
-        return same_size(size, value.shape[0])
-
-    def copy(self, node: fx.Node) -> None:
-        made = self.graph.create_node(
-            node.op, node.target, fx.map_arg(node.args, self.placed), fx.map_arg(node.kwargs, self.placed)
-        )
+    def copy(self, node: fx.Node, place: Callable[[fx.Node], Any] | None = None) -> None:
+        args, kwargs = (fx.map_arg(given, place or self.placed) for given in (node.args, node.kwargs))
+        made = self.graph.create_node(node.op, node.target, args, kwargs)  # type: ignore[arg-type]
         self.table[node] = self.add(made, node)
         made.meta.update(node.meta)
 

@@ -21,9 +21,9 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.contract import Work
+from moebius.lowering.experts.out_of_place import alike
 from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
 from moebius.lowering.operators import call_operands, loop_body, read_call
-from moebius.lowering.values import same_shape, shape_of, tensor_of
 
 # What gives zero (or NaN) for zeros: of its first argument, or of all.
 ZERO_AT_ZERO = frozenset(
@@ -90,7 +90,7 @@ def added_to(node: fx.Node) -> fx.Node | None:
         part = read_call(base)
         if call.op.inplace and (base is not call["input"] or part is not None and part.name == "getitem"):
             return None  # of a part: its setitem tells
-        return base if isinstance(base, fx.Node) and (call.op.inplace or keeps_kind(base, node)) else None
+        return base if isinstance(base, fx.Node) and (call.op.inplace or alike(base, node)) else None
     value = added_rows(node)
     added = read_call(value) if value is not None else None
     if added is None or added["alpha"] != 1 or not is_zero(added["other"]):
@@ -98,14 +98,6 @@ def added_to(node: fx.Node) -> fx.Node | None:
     taken = read_call(added["input"])
     assert taken is not None
     return taken["input"] if taken["index"] == node.args[1] else None
-
-
-def keeps_kind(base: fx.Node, node: fx.Node) -> bool:
-    """Whether ``base + zeros`` has the dtype and the shape of ``base``."""
-    before, after = tensor_of(base), tensor_of(node)
-    return before is not None and after is not None and before.dtype == after.dtype and same_shape(
-        shape_of(base), shape_of(node)
-    )
 
 
 def is_zero(value: Any) -> bool:

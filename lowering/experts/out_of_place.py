@@ -1,7 +1,8 @@
-"""``h = torch.bmm(x, w1); h += b1`` of experts in a batch, as ``h = h + b1``, where nothing else sees that ``h``."""
+"""``h = torch.bmm(x, w1); h += b1`` of experts, as ``h = h + b1``, where nothing else sees that ``h``."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,24 +13,55 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.batched import weight_of
-from moebius.lowering.operators import read_call
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.experts.blocks import expert_rows, source_of
+from moebius.lowering.graph import expert_loop
+from moebius.lowering.operators import PRODUCTS, loop_body, read_call
+from moebius.lowering.values import add_call, copy_node, same_shape, shape_of, stands_at, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
 
 def write_out_of_place(work: Work) -> None:
-    """Replaces each such write into a product with expert weights, or into what another one has given."""
-    graph = work.gm.graph
+    """Replaces each such write into what an expert gives, in loops and behind branches too."""
+    functional(work.gm.graph)
+    for node in list(work.gm.graph.find_nodes(op="call_function", target=expert_loop)):
+        body = fx.Graph()
+        places: dict[fx.Node, fx.Node] = {}
+        for inner in loop_body(node).graph.nodes if any(map(may_be_one, loop_body(node).graph.nodes)) else ():
+            places[inner] = copy_node(body, inner, places.__getitem__)
+        if functional(body):  # (the body itself is the captured graph's too)
+            name = next(n for n in map("functional_{}".format, itertools.count()) if n not in work.gm._modules)
+            work.gm.add_module(name, fx.GraphModule(loop_body(node), body))
+            with work.gm.graph.inserting_before(node):
+                get_body = stands_at(work.gm.graph.get_attr(name), node)
+            get_body.meta["val"] = None
+            work.loose += [one for one in node.all_input_nodes if one.op == "get_attr"]
+            node.args = (get_body, *node.args[1:])
+
+
+def may_be_one(node: fx.Node) -> bool:
+    """Whether it writes into what an expert gives."""
+    call = read_call(node)
+    if call is None or not call.op.inplace or call.name not in FORMS or not isinstance(node.args[0], fx.Node):
+        return False
+    target, product = node.args[0], read_call(node.args[0])
+    if product is None or product.name not in PRODUCTS or not isinstance(product["input"], fx.Node):
+        return weight_of(target) is not None
+    rows = expert_rows(target) or [product["input"]]
+    return weight_of(target) is not None or source_of(rows[0]) is not None
+
+
+def functional(graph: fx.Graph) -> bool:
+    """Whether there was such a write in a graph."""
     storage: Storage | None = None
     made: set[fx.Node] = set()
     for node in list(graph.nodes):
         call = read_call(node)
-        if call is None or not call.op.inplace or call.name not in FORMS or not isinstance(node.args[0], fx.Node):
+        again = call is not None and call.op.inplace and call.name in FORMS and node.args[0] in made
+        if not again and not may_be_one(node):
             continue
-        target = node.args[0]
-        if target not in made and weight_of(target) is None:
-            continue
+        assert call is not None
+        target: Any = node.args[0]
         storage = storage or Storage(graph)
         if not is_alone(target, node, storage):
             continue
@@ -46,6 +78,7 @@ def write_out_of_place(work: Work) -> None:
         graph.erase_node(node)
         made.add(new)
         storage = None
+    return bool(made)
 
 
 def is_without_grad(target: fx.Node, write: fx.Node) -> bool:

@@ -223,8 +223,6 @@ def whole_weights(claim: Fused) -> Fault | None:
         fits = shape is not None and (shape[0] == claim.experts if claim.limit is None else shape[0] >= claim.experts)
         if not fits:
             return "the weights of gate, up and down do not hold the same number of experts", claim.node
-    if claim.up is not None and (claim.gate.bias is None) != (claim.up.bias is None):
-        return "only one of gate and up has a bias", claim.node
     return None
 
 

@@ -11,16 +11,18 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
-from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
     by_row,
+    exits,
     flat_rows,
     grouped,
     proof,
     provisional,
     result_sinks,
     rows_written,
+    sides,
     slots,
     split_phases,
     weight_concat,
@@ -71,6 +73,10 @@ def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each. What could not become the operator, in whatever form
     it was read, is tried once more as projections of sorted rows."""
     if work.keep_loops is None:
+        drop_idle_switches(work.gm.graph)
+        if takes_blocks(work):
+            write_out_of_place(work)
+        sides.plainly(work)
         postpone_zeros(work)
         straighten(work, takes_blocks(work))
     replace_all(work)
@@ -111,7 +117,9 @@ def replace_all(work: Work) -> None:
             work.regions.append(region)
         pieces = split_phases.take_apart(work)
         flat = flat_rows.flatten_rows(work)
-        replace_blocks(work, failed, opened)
+        cut = exits.cut_behind_exits(work)
+        replace_blocks(work, failed, [*opened, *cut])
+        exits.settle(work, cut)
         provisional.settle(work, flat)
         settle(work, opened)
         provisional.settle(work, pieces)
@@ -203,7 +211,7 @@ def others_products(work: Work) -> str:
     return f"the backend {work.options.backend} has products of its own for them"
 
 
-def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> None:
+def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened | exits.Cut]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
     sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
@@ -276,7 +284,7 @@ def replace_piece(
     work: Work,
     downs: list[fx.Node],
     fault: Differ | None = None,
-    opened: Sequence[Opened] = (),
+    opened: Sequence[Opened | exits.Cut] = (),
     rows_of: RowsOf = expert_rows,
 ) -> ExpertRegion | None:
     """The down-projections of one layer's experts; None where these are none. fault: why not to replace them. rows_of:

@@ -9,50 +9,27 @@ from moebius.lowering.operators import ELEMENTWISE, Call
 from moebius.lowering.values import same_shape
 
 
-@rule(*ELEMENTWISE)
+@rule(*ELEMENTWISE, "gt", "ge", "lt", "le", "where")
 def pointwise(reader: Reader, call: Call) -> Fact | None:
-    """Any other operator that works element by element, on row functions of one selection and plain numbers."""
+    """Any other operator that works element by element, on row functions of one selection and plain numbers;
+    ``torch.where(h > 0, f(h), g(h))``."""
     dtype = reader.dtype(call.node)
-    if call.op.inplace or dtype is None:
-        return None
-    operands, parameters = [], []
-    for name, value in call.args.items():
-        fact = reader.fact(value)
-        if name in ("input", "other", "exponent"):
-            operands.append(fact)
-        elif isinstance(fact, Constant):
-            parameters.append((name, fact.value))
-        else:
-            return None
-    rows = [fact for fact in operands if isinstance(fact, RowFunction)]
-    tensors = [argument for argument in call.node.all_input_nodes if reader.rank(argument) is not None]
-    if any(not same_shape(reader.shape(argument), reader.shape(call.node)) for argument in tensors):
-        return None
-    if not rows or any(fact.selection != rows[0].selection or isinstance(fact, RowWeight) for fact in rows):
-        return None
-    if not all(
-        isinstance(f, RowFunction) or (isinstance(f, Constant) and isinstance(f.value, int | float)) for f in operands
-    ):
-        return None
-    return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), tuple(parameters))
-
-
-@rule("gt", "ge", "lt", "le", "where")
-def piecewise(reader: Reader, call: Call) -> Fact | None:
-    """``torch.where(h > 0, f(h), g(h))``, of row functions of one selection and plain numbers."""
-    dtype, shape = reader.dtype(call.node), reader.shape(call.node)
-    names = ("condition", "input", "other") if call.name == "where" else ("input", "other")
-    operands = [reader.fact(call[name]) for name in names]
+    given = {name: reader.fact(value) for name, value in call.args.items()}
+    operands = [given.pop(name) for name in ("condition", "input", "other", "exponent") if name in given]
     rows = [fact for fact in operands if isinstance(fact, RowFunction)]
     numbers = [f for f in operands if isinstance(f, Constant) and isinstance(f.value, int | float)]
     if call.op.inplace or dtype is None or not rows or len(rows) + len(numbers) != len(operands):
         return None
-    if any(fact.selection != rows[0].selection or isinstance(fact, RowWeight | Rows) for fact in rows):
+    other = RowWeight if call.name in ELEMENTWISE else RowWeight | Rows
+    if any(fact.selection != rows[0].selection or isinstance(fact, other) for fact in rows):
         return None
     tensors = [argument for argument in call.node.all_input_nodes if reader.rank(argument) is not None]
-    if any(not same_shape(reader.shape(argument), shape) for argument in tensors):
+    if any(not same_shape(reader.shape(argument), reader.shape(call.node)) for argument in tensors):
         return None
-    return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), ())
+    if not all(isinstance(fact, Constant) for fact in given.values()):
+        return None
+    parameters = tuple((name, fact.value) for name, fact in given.items() if isinstance(fact, Constant))
+    return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), parameters)
 
 
 @rule("glu")

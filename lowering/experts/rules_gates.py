@@ -3,12 +3,9 @@ e)).sum(-1)[token]``."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from moebius.lowering.experts.facts import (
-    Constant,
     Coordinate,
     ExpertId,
     Fact,
@@ -65,8 +62,6 @@ def own_gate(reader: Reader, call: Call) -> Fact | None:
         return OwnGate(fact) if whole in (FULL, DOTS) and own == ExpertId() else None
     if not isinstance(fact, OwnGate):
         return None
-    if not fact.column and isinstance(key, Items) and key.items in ((FULL, Constant(None)), (DOTS, Constant(None))):
-        return OwnGate(fact.source, column=True)
     return at_rows(reader, call, fact, row_positions(key))
 
 
@@ -76,13 +71,6 @@ def own_gate_selected(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(fact, OwnGate) or call["dim"] != 0 or not isinstance(key, Coordinate) or key.column:
         return None
     return at_rows(reader, call, fact, key)
-
-
-@rule("unsqueeze")
-def gate_as_column(reader: Reader, call: Call) -> Fact | None:
-    fact: Any = reader.fact(call["input"])
-    vector = isinstance(fact, OwnGate) and not fact.column and call["dim"] in (1, -1)
-    return OwnGate(fact.source, column=True) if vector else None
 
 
 def at_rows(reader: Reader, call: Call, fact: OwnGate, at: Coordinate | None) -> Fact | None:

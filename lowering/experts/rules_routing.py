@@ -20,7 +20,9 @@ from moebius.lowering.experts.facts import (
     Mask,
     MaskRows,
     OneHot,
+    OwnGate,
     RowCount,
+    RowWeight,
     Selection,
     Test,
 )
@@ -28,6 +30,7 @@ from moebius.lowering.experts.reader import Reader, negate, rule
 from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index_bounds, index_root
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import MISSING, Call, read_call
+from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of
 
 FULL = slice(None)
@@ -270,17 +273,13 @@ def bincount(reader: Reader, call: Call) -> Fact | None:
     return Counts(Invariant(("outside", root), root), shape[0]) if root.graph is reader.loop.graph else None
 
 
-@rule("item")
-def count_as_a_number(reader: Reader, call: Call) -> Fact | None:
-    """``mask.sum().item()``."""
-    fact = reader.fact(call["input"])
-    return fact if isinstance(fact, RowCount) else None
-
-
-@rule("tolist")
+@rule("item", "tolist")
 def numbers(reader: Reader, call: Call) -> Fact | None:
+    """``mask.sum().item()``, ``counts.tolist()``, ``e.item()``."""
     fact = reader.fact(call["input"])
-    return fact if isinstance(fact, Counts) else None
+    if call.name == "item" and isinstance(fact, ExpertId):
+        return ExpertId()
+    return fact if isinstance(fact, RowCount if call.name == "item" else Counts) else None
 
 
 @rule("getitem")
@@ -312,12 +311,6 @@ def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
     return ExpertId(vector=len(size) == 1) if tuple(size) in ((), (1,)) else None
 
 
-@rule("item")
-def item(reader: Reader, call: Call) -> Fact | None:
-    fact = reader.fact(call["input"])
-    return ExpertId() if isinstance(fact, ExpertId) else None
-
-
 @rule("squeeze", "flatten", "reshape")
 def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
     """Views that only take axes of size one away."""
@@ -327,8 +320,6 @@ def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
             return ExpertId()
         case HitList(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
             return HitList(fact.index, fact.classes, column=False)
-        case Coordinate(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
-            return replace(fact, column=False) if is_column(reader, call["input"]) else None
         case Mask() if call.name == "squeeze" and isinstance(call["dim"], int):
             if fact.axes[call["dim"]] != "1":
                 return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
@@ -367,14 +358,10 @@ def getitem(reader: Reader, call: Call) -> Fact | None:
             axis = keys[1].value
             if isinstance(axis, int) and -len(fact.axes) <= axis < len(fact.axes):
                 return Coordinate(fact, fact.axes[axis])
-        case Coordinate(column=True) if keys in ([Constant(FULL), Constant(0)], [Constant(FULL), Constant(-1)]):
-            return replace(fact, column=False)
         case Mask(boolean=True, axes=(0, 1)) if len(keys) == 1 and isinstance(keys[0], Coordinate):
             at = keys[0]
             own = (at.axis, at.column, at.selection.index) == (0, False, fact.index)
             return MaskRows(at.selection) if own else None
-        case Coordinate(column=False) if keys == [Constant(FULL), Constant(None)]:
-            return Coordinate(fact.selection, fact.axis, column=True)
     return None
 
 
@@ -427,12 +414,21 @@ def columns_apart(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
-@rule("unsqueeze")
-def add_axis(reader: Reader, call: Call) -> Fact | None:
-    fact = reader.fact(call["input"])
-    if isinstance(fact, Coordinate) and not fact.column and call["dim"] in (1, -1):
-        return Coordinate(fact.selection, fact.axis, column=True)
-    return None
+@rule("unsqueeze", "squeeze", "reshape", "flatten", "select", "getitem")
+def column_or_vector(reader: Reader, call: Call) -> Fact | None:
+    """One number a row, as a column [S, 1] or as a vector [S]: ``w[:, None]``, ``token.view(-1)``, ``gate[..., 0]``."""
+    fact, before, after = reader.fact(call["input"]), reader.shape(call["input"]), reader.shape(call.node)
+    if not isinstance(fact, Coordinate | RowWeight | OwnGate) or before is None or after is None:
+        return None
+    if len(call.node.all_input_nodes) > 1 and call.name != "reshape":
+        return None  # other rows of it
+    if {len(before), len(after)} != {1, 2} or fact.column is not (len(before) == 2):
+        return None
+    if call.name == "getitem" and not same_size(before[0], after[0]):
+        return None  # some rows of it
+    if call.name == "squeeze" and call["dim"] is None:
+        return None  # a row that is alone loses its axis
+    return replace(fact, column=not fact.column) if sized_one((before if fact.column else after)[1]) else None
 
 
 @rule("numel", "size")

@@ -247,26 +247,6 @@ def same_value(reader: Reader, call: Call) -> Fact | None:
         return None
     if isinstance(fact, RowFunction | Slice) and same_shape(reader.shape(call["input"]), reader.shape(call.node)):
         return fact
-    if isinstance(fact, RowWeight) and not fact.column and call.name == "reshape" and reader.rank(call.node) == 2:
-        shape = reader.shape(call.node)
-        return replace(fact, column=True) if shape is not None and shape[1] == 1 else None
-    if isinstance(fact, RowWeight) and fact.column and reader.rank(call.node) == 1:
-        vector = call.name == "reshape" or (call.name == "squeeze" and call["dim"] in (-1, 1))
-        return replace(fact, column=False) if vector else None
-    return None
-
-
-@rule("unsqueeze", "getitem")
-def as_column_rule(reader: Reader, call: Call) -> Fact | None:
-    """``w.unsqueeze(-1)``, ``w[:, None]`` of one number a row."""
-    fact = reader.fact(call["input"])
-    if not isinstance(fact, RowWeight) or fact.column:
-        return None
-    if call.name == "unsqueeze":
-        return replace(fact, column=True) if call["dim"] in (1, -1) else None
-    key = reader.fact(call["index"])
-    if isinstance(key, Items) and key.items in ((FULL, NONE), (DOTS, NONE)):
-        return replace(fact, column=True)
     return None
 
 

@@ -11,22 +11,13 @@ from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import value_of
 
 
-@rule("select")
-def select_expert_weight(reader: Reader, call: Call) -> Fact | None:
-    source, index = reader.fact(call["input"]), reader.fact(call["index"])
-    dtype = reader.dtype(call["input"])
-    if isinstance(source, Invariant) and isinstance(index, ExpertId) and call["dim"] == 0 and dtype is not None:
-        return expert_slice(reader, call, source, dtype)
-    return None
-
-
-@rule("pick")
+@rule("select", "pick")
 def own_parameter(reader: Reader, call: Call) -> Fact | None:
-    """An expert's parameter out of those that were stacked (unrolled_loops.py)."""
+    """``w.select(0, e)``; an expert's parameter out of those that were stacked (unrolled_loops.py)."""
     source, index, dtype = reader.fact(call["input"]), reader.fact(call["index"]), reader.dtype(call["input"])
-    if isinstance(source, Invariant) and isinstance(index, ExpertId) and dtype is not None:
-        return expert_slice(reader, call, source, dtype)
-    return None
+    if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or call.args.get("dim", 0) != 0:
+        return None
+    return None if dtype is None else expert_slice(reader, call, source, dtype)
 
 
 @rule("getitem")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 
 class StackOfExperts(torch.autograd.Function):
@@ -35,6 +36,12 @@ def stack_experts(index: torch.Tensor | None, *parameters: torch.Tensor) -> torc
     return StackOfExperts.apply(index, *parameters)
 
 
+def asks_which_ran(node: fx.Node) -> bool:
+    """Whether its backward gives no gradient to an expert that no token chose, which the batch alone says: no graph of
+    operators can hold it."""
+    return node.target is stack_experts and node.args[0] is not None
+
+
 def pick(stacked: torch.Tensor, e: Any) -> torch.Tensor:
     """One expert's own parameter."""
     return stacked[e]
@@ -63,6 +70,11 @@ def join_blocks(*rows: torch.Tensor) -> torch.Tensor:
 def rows_if(rows: torch.Tensor, skipped: Any) -> torch.Tensor:
     """[S, D]: the rows; none of them where their branch is skipped (a number, or a tensor of one element)."""
     return rows[:0] if bool(skipped) else rows
+
+
+def is_left(*asked: Any) -> bool:
+    """Whether the step is left at one of some branches: what each asks, and which truth of it goes on."""
+    return any(bool(value) is not goes_on for value, goes_on in zip(asked[::2], asked[1::2], strict=True))
 
 
 def experts_that_ran(*skipped: Any) -> torch.Tensor:

@@ -147,7 +147,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
     place.skips = skips
     first = inner[0].args[0] if inner[0].args else None
     base = place.resolve(first) if isinstance(first, fx.Node) else None
-    if not isinstance(base, fx.Node) or base.graph is not node.graph:
+    if not isinstance(base, fx.Node) or base.graph is not node.graph or any(b is not base for b in call["carried"]):
         return None
     results = body.output_node().args[0]
     if place.carried != (tuple(results) == (inner[0],)):  # type: ignore[arg-type]

@@ -96,11 +96,12 @@ def widened(axes: Axes, before: tuple, after: tuple) -> Axes | None:
 
 
 def column_of(node: Any) -> fx.Node | None:
-    """The vector that ``unsqueeze(-1)`` or ``[:, None]`` made a column of."""
-    call = read_call(node)
+    """The vector that ``unsqueeze(-1)``, ``[:, None]`` or ``view(-1, 1)`` made a column of."""
+    call, shape = read_call(node), shape_of(node) or ()
     source = call.args.get("input") if call is not None else None
-    column = call is not None and len(shape_of(source) or ()) == 1 and moved(call, (0,)) == (0, None)
-    return source if column else None
+    if call is None or len(shape_of(source) or ()) != 1 or len(shape) != 2 or not sized_one(shape[1]):
+        return None
+    return source if call.name == "reshape" or moved(call, (0,)) == (0, None) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -210,14 +210,16 @@ def write_operator(claim: Fused, options: LoweringOptions, known: dict[Any, Any]
     if up is None:
         gate_up = writer.matrix(gate.weight, gate.out_axis)
         bias = None if gate.bias is None else writer.vector(gate.bias)
-    elif layout is not None:
+    elif layout is not None and (gate.bias is None) is (up.bias is None):
         gate_up = writer.matrix(whole, gate.out_axis)
         bias = None if gate.bias is None else writer.cast(writer.of_experts(gate.bias), gate.bias.dtype)
     else:
         layout = "concat"
         gate_up = writer.joined([writer.matrix(g.weight, g.out_axis) for g in (gate, up)])
-        if gate.bias is not None and up.bias is not None:
-            bias = writer.joined([writer.vector(b) for b in (gate.bias, up.bias)])
+        vectors = [None if b is None else writer.vector(b) for b in (gate.bias, up.bias)]
+        one = vectors[0] or vectors[1]
+        if one is not None:  # the other has zeros
+            bias = writer.joined([v or writer.call(torch.zeros_like, one) for v in vectors])
     down = writer.matrix(claim.down.weight, claim.down.out_axis)
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
     inside = None if claim.after is not None else scale

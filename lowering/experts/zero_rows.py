@@ -1,5 +1,5 @@
 """Rows that are certainly zero, because the token did not choose the expert: ``x[None] * gates.T[..., None]``, where
-gates was made by scattering the weights of topk into zeros (or into -inf, before a sigmoid or a softmax).
+gates are zero for the experts that topk did not name (zeros.py).
 
 An expert without biases whose function is zero at zero makes zeros of such a row, and its weights get zero gradients of
 it. What the row's own gradient would be, reaches nothing: it is scaled by the gate's zero on its way to x, and the
@@ -8,7 +8,6 @@ gate's gradient there is dropped by ``scatter``. So these rows need not run. The
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +15,15 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import scatter_into
 from moebius.lowering.experts.views import indexed
+from moebius.lowering.experts.zeros import Zeros
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import apply, same_shape, shape_of, tensor_of
 
-VIEWS = frozenset({"transpose", "permute", "t", "T", "mT", "unsqueeze", "reshape", "getitem", "flatten", "contiguous"})
-IGNORED = frozenset({"contiguous", "cast"})
+VIEWS = frozenset(
+    {"transpose", "permute", "t", "T", "mT", "unsqueeze", "reshape", "getitem", "flatten", "contiguous", "cast"}
+)
 
 
 @dataclass
@@ -55,25 +55,16 @@ def gates_of(rows: fx.Node, storage: Storage, end: fx.Node) -> Gates | None:
 
 def gates_behind(factor: fx.Node, storage: Storage, end: fx.Node) -> Gates | None:
     views: list[fx.Node] = []
-    base, node = 0.0, factor
-    while (call := read_call(node)) is not None and isinstance(call.args.get("input"), fx.Node):
-        if call.name == "sigmoid" or (call.name == "softmax" and call["dim"] in (1, -1) and rank(node) == 2):
-            if base or call.op.inplace:
-                return None
-            base = -math.inf
-        elif call.name in VIEWS and not base:
-            if call.name == "getitem" and indexed(call["index"], (None,) * rank(call["input"])) is None:
-                break
-            views.append(node)
-        elif call.name != "cast":
+    node = factor
+    while (call := read_call(node)) is not None and call.name in VIEWS and isinstance(call["input"], fx.Node):
+        if call.name == "getitem" and indexed(call["index"], (None,) * rank(call["input"])) is None:
             break
+        views += [node] if call.name != "cast" else []
         node = call["input"]
-    made = scatter_into(base, node, end, storage)
-    if made is None or rank(node) != 2 or made["dim"] not in (1, -1) or not isinstance(made["index"], fx.Node):
+    index = Zeros(storage, end).index_of(node) if rank(node) == 2 else None
+    if index is None or storage.writer_into((index, *views), end) is not None:
         return None
-    if storage.writer_into((made["index"], *views), end) is not None:
-        return None
-    return Gates(made["index"], node, views[::-1])
+    return Gates(index, node, views[::-1])
 
 
 def rank(node: fx.Node) -> int:

@@ -151,7 +151,7 @@ class Zeros:
 
     def scattered(self, node: fx.Node, base: float) -> fx.Node | None:
         """index of ``full(base).scatter(1, index, anything)``."""
-        made = scatter_into(base, node, self.end, self.storage)
+        made = scatter_into(base, node, self.end, self.storage, ("scatter", "scatter_add"))
         rank = len(shape_of(node) or ())
         index = made["index"] if made is not None and made["dim"] in (rank - 1, -1) else None
         return index if isinstance(index, fx.Node) and len(shape_of(index) or ()) == rank else None
@@ -173,10 +173,10 @@ def is_number(value: Any, wanted: float) -> bool:
 
 
 def scatter_into(
-    base: float, gates: fx.Node, end: fx.Node, storage: Storage, name: str = "scatter"
+    base: float, gates: fx.Node, end: fx.Node, storage: Storage, names: tuple[str, ...] = ("scatter",)
 ) -> Call | None:
     """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
-    base: in place of zero. name: of another operator than scatter."""
+    base: in place of zero. names: of other operators than scatter."""
     writers = [
         writer
         for writer, targets in storage.writers.items()
@@ -184,7 +184,7 @@ def scatter_into(
     ]
     made = gates if not writers else writers[0] if len(writers) == 1 else None
     call = read_call(made) if made is not None else None
-    if call is None or call.name != name or (writers and call["input"] is not gates):
+    if call is None or call.name not in names or (writers and call["input"] is not gates):
         return None
     if not isinstance(call["input"], fx.Node) or number_of(call["input"]) != base:
         return None

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.errors import WholeStepRefusedError
+from moebius.lowering.experts.stacking import asks_which_ran
 from moebius.lowering.step.autocast import depth_of_autocast, leave_autocast, leave_to_depth
 from moebius.lowering.step.gradients import gradient_of, keep, require_gradients, set_gradient
 from moebius.lowering.step.hooks import backward_with_hooks
@@ -31,7 +32,6 @@ from moebius.lowering.torch_private import (
     FakeTensor,
     compiling_with,
     custom_operator_name,
-    forget_pending_symbols,
     gradient_hooks,
     hooks_after_accumulation,
     set_grad_enabled,
@@ -93,6 +93,8 @@ def check_node(node: fx.Node) -> None:
     value = node.meta.get("val")
     if node.target is backward_with_hooks:
         refuse("gradient hooks are called in it")
+    if asks_which_ran(node):
+        refuse("each expert has parameters of its own, and one that no token chose gets no gradient")
     if node.op == "placeholder":
         if not is_number(node) and not isinstance(value, torch.Tensor | torch.SymInt):
             refuse(f"an input of it is a {type(value).__name__}")
@@ -311,7 +313,6 @@ class WholeStep:
                 raise
             except Exception as error:
                 raise WholeStepRefusedError(f"it cannot be written out: {in_short(error)}") from error
-            forget_pending_symbols(examples)
         check(traced, len(examples), len(self.fresh) + len(self.reached))
         return traced, self.fakes()
 

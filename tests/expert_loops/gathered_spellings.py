@@ -69,7 +69,7 @@ def expert_choice_by_einsum(x, moe):
     return torch.zeros_like(x).index_add_(0, token.reshape(-1), y.reshape(-1, D))
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def soft_moe(x, moe):
     """soft MoE: slots by `logits.softmax(0).t() @ x`, experts one after another, `logits.softmax(1) @ y`"""
     logits = moe.gate(x).repeat_interleave(2, 1)

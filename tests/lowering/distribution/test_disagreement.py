@@ -103,7 +103,7 @@ WAYS = {
     "error": "rank 1 raised ValueError: a bad batch, in call 3 of step",
     "no backward": "call", "one layer less": "backward of experts", "twice": "experts of parameter",
     "detached": "the end of backward()",
-    "one call more": "aten.select", "another order": "experts of parameter", "natively": "aten.select",
+    "one call more": "reading a parameter", "another order": "experts of parameter", "natively": "reading a parameter",
 }
 
 

@@ -18,7 +18,7 @@ WIDTH, EXPERT_WIDTH = 6, 5
 
 def spread(x, gate_up_L, down_L, index, weight, num_experts, group, **options):
     x_RD, expert_R1, weight_R1, *ticket = dispatch(x, index, weight, num_experts, group)
-    return combine(experts(x_RD, gate_up_L, down_L, expert_R1, weight_R1, **options), *ticket, x, group)
+    return combine(experts(x_RD, gate_up_L, down_L, expert_R1, weight_R1, **options), *ticket)
 
 
 def rows_between_ranks(indices, num_experts):
@@ -152,7 +152,7 @@ def go_back_in_another_order(alike):
     out = []
     for x_TD in x:
         x_RD, _, _, *ticket = dispatch(x_TD, index, None, 2, group)
-        out.append(combine(x_RD, *ticket, x_TD, group))
+        out.append(combine(x_RD, *ticket))
     for number, out_TD in enumerate(out if alike or dist.get_rank() else out[::-1]):
         if alike:
             out_TD.sum().backward()

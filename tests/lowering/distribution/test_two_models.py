@@ -109,6 +109,13 @@ def programs(wrap):
         score(*args[:2], args[-2])
         generator(*args[:-1])
 
+    def looked_at_natively(*args):
+        critic(*args[:-1])
+        # (as often as a rank likes: the experts are gathered once for what was written)
+        for _ in range(1 + (dist.get_rank() if len(args[-2]) == 1 else 0)):
+            evaluate(*args[:2], args[-2])
+        generator(*args[:-1])
+
     def whole(function):
         run = wrap(function)
         return lambda *args: run(*args[:-1])
@@ -117,6 +124,9 @@ def programs(wrap):
         "two captures": lambda *args: (critic(*args[:-1]), generator(*args[:-1])), "one capture": whole(both_steps),
         "one forward": whole(one_forward), "frozen in turns": whole(frozen_in_turns), "skipped in the step": now,
         "skipped outside": skipped, "an evaluation between": looked_at,
+        "an evaluation that is not captured": looked_at_natively,
+        "one step is not captured": lambda *args: (critic(*args[:-1]), generator_step(*args[:-1])),
+        "the other is not captured": lambda *args: (generator(*args[:-1]), critic_step(*args[:-1])),
     }
 
 

@@ -1,0 +1,130 @@
+"""Branches on values that say less than they are written as, written as what they say.
+
+    if n == 0: y = out                         y = out; if n != 0: y = f(out)           (one side gives what was there)
+    else:      y = f(out)
+    if len(x) > k: x = x[:k]                   x = x[:k]                                (there are no more than k then)
+
+Each holds by itself, whatever becomes of the rest. Capture writes ``if … else …`` as two branches, of which one runs:
+the first one begins with None, and the second one with what the first one gave (two_sides.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from moebius.lowering.contract import Work
+from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.unrolled_loops import is_branch
+from moebius.lowering.graph import skip_iteration
+from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import shape_of, stands_at, value_of
+
+
+def plainly(work: Work) -> None:
+    """Every such branch of the graph."""
+    for node in list(filter(is_branch, work.gm.graph.nodes)):
+        left = as_one(work, Side(node)) if node.users else None  # (one that is gone has none)
+        if left is not None:
+            cut_off(work, left)
+    if work.loose:
+        drop_dead_code(work)
+
+
+class Side:
+    """A branch: what its results begin as, what it gives for them, and who takes these, by number."""
+
+    def __init__(self, node: fx.Node):
+        call = read_call(node)
+        assert call is not None
+        self.node, self.body, self.begins = node, loop_body(node).graph, list(call["carried"])
+        self.outer = dict(zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True))
+        gives: Any = self.body.output_node().args[0]
+        self.gives: list[Any] = list(gives)
+        self.items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        self.skips = [one for one in self.body.nodes if one.target is skip_iteration]
+
+    @property
+    def only_asks(self) -> bool:
+        """Whether nothing happens in it."""
+        return len(self.skips) == 1 and all(
+            one.op in ("placeholder", "output") or one in self.skips or is_pure(one) or is_size(one)
+            for one in self.body.nodes
+        )
+
+    def resolve(self, value: Any) -> Any:
+        """What stands outside for a value of the body; None for what it computes."""
+        return self.outer.get(value) if isinstance(value, fx.Node) else value
+
+
+def as_one(work: Work, first: Side) -> Side | None:
+    """The branch that is left of two, where one of them gives what was there before it; else the first one. None where
+    it is the second of two."""
+    if not first.begins or first.begins[0] is not None or len(first.items) != len(first.begins):
+        return first if first.begins and isinstance(first.begins[0], fx.Node) else None
+    seconds = {user for item in first.items.values() for user in item.users}
+    second = Side(seconds.pop()) if len(seconds) == 1 and all(map(is_branch, seconds)) else None
+    results = [first.items[i] for i in range(len(first.begins))]
+    if second is None or second.begins != results or len(second.items) != len(second.node.users):
+        return None
+    if any(value in results for value in call_operands(read_call(second.node))[1 + len(results) :]):  # type: ignore[arg-type]
+        return None
+    for idle, stays in ((first, second), (second, first)):
+        there = [idle.resolve(value) for value in idle.gives]
+        if not idle.only_asks or not all(isinstance(value, fx.Node) and value < first.node for value in there):
+            continue
+        body, source, _, captures = stays.node.args
+        stays.node.args = (body, source, tuple(there), captures)
+        for number, result in stays.items.items() if stays is first else ():
+            if number in second.items:
+                result.meta["val"] = second.items[number].meta["val"]
+                second.items[number].replace_all_uses_with(result)
+        work.loose += [n for n in idle.node.all_input_nodes if n not in results]
+        for gone in (*idle.items.values(), idle.node):
+            work.gm.graph.erase_node(gone)
+        return Side(stays.node)
+    return None
+
+
+def cut_off(work: Work, branch: Side) -> None:
+    """``x[:k]`` of those that the branch cuts to k rows where there are more."""
+    asked = branch.skips[0].args[0] if len(branch.skips) == 1 else None
+    kept, most = at_most(branch, asked)
+    if most is None or not branch.only_asks:
+        return
+    for number, result in list(branch.items.items()):
+        given, was = read_call(branch.gives[number]), branch.begins[number]
+        key = given["index"] if given is not None and given.name == "getitem" else None
+        if not isinstance(key, slice) or key.start not in (None, 0) or key.step not in (None, 1):
+            continue
+        rows = (shape_of(was) or (None,))[0]
+        if branch.resolve(given["input"]) is not was or not is_same(branch.resolve(key.stop), most):  # type: ignore[index]
+            continue
+        if rows is None or not same_size(value_of(kept), rows):
+            continue
+        with work.gm.graph.inserting_before(result):
+            cut = work.gm.graph.call_function(operator.getitem, (was, slice(None, most, None)))
+        stands_at(cut, branch.gives[number]).meta["val"] = result.meta["val"]
+        result.replace_all_uses_with(cut)
+        work.gm.graph.erase_node(result)
+    if not branch.node.users:
+        work.loose += branch.node.all_input_nodes
+        work.gm.graph.erase_node(branch.node)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    return one is other if isinstance(one, fx.Node) else type(one) is type(other) is int and one == other
+
+
+def at_most(branch: Side, asked: Any) -> tuple[Any, Any]:
+    """(n, k) of a branch that is taken where n > k, or n >= k; else (None, None)."""
+    skips = True
+    while (call := read_call(asked)) is not None and call.name in ("not", "logical_not"):
+        asked, skips = call["input"], not skips
+    if call is None or call.name not in ("gt", "ge", "lt", "le"):
+        return None, None
+    sides = branch.resolve(call["input"]), branch.resolve(call["other"])
+    return sides if (call.name in ("lt", "le")) is skips else sides[::-1]
