@@ -4,6 +4,7 @@ from . import (
     agents,
     arrays,
     capacities,
+    counts,
     engines,
     language,
     loops,
@@ -21,6 +22,7 @@ from . import (
 from .script import SCRIPTS, Script
 
 __all__ = [
-    "SCRIPTS", "Script", "agents", "arrays", "capacities", "engines", "language", "loops", "optimizing", "pictures",
-    "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners", "structures",
+    "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "optimizing",
+    "pictures", "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners",
+    "structures",
 ]  # fmt: skip
