@@ -44,20 +44,29 @@ def drop_dead_code(work: Work) -> None:
 
 
 def drop_idle_switches(graph: fx.Graph) -> None:
-    """A grad-mode switch that the next node overrides, or that sets the mode that is set already, does nothing."""
-    mode: bool | None = None
-    for node in list(graph.nodes):
-        if not is_switch(node):
-            continue
+    """A grad-mode switch that the next node overrides, or that sets the mode that is set already, does nothing; nor do
+    two around nothing but whole numbers."""
+    mode: bool | None = None  # as the graph begins, nobody knows
+    node = next(iter(graph.nodes), None)
+    while node is not None and node.op != "root":
         following = node.next
-        if is_switch(following) or node.args[0] == mode:
+        if not is_switch(node):
+            mode = True if mode is None and has_history(node) else mode
+        elif is_switch(following) or node.args[0] == mode:
             graph.erase_node(node)
-        elif node.args[0] is False and (back := end_of_numbers(node)) is not None:
-            mode = True
+        elif mode is True and (back := end_of_numbers(node)) is not None:
+            following = following if following is not back else back.next
             graph.erase_node(back)
             graph.erase_node(node)
         else:
-            mode = node.args[0]
+            mode = bool(node.args[0])
+        node = following
+
+
+def has_history(node: fx.Node) -> bool:
+    """Whether the node's result says that gradients were recorded."""
+    value = node.meta.get("val")
+    return node.op not in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def end_of_numbers(switch: fx.Node) -> fx.Node | None:

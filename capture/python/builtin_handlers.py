@@ -22,6 +22,7 @@ from ..regions.rows import TensorRows
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
+from ..tensors.fakes import refuse_doubtful_ranks
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
 from ..values.numpy_numbers import NUMPY_NUMBERS
@@ -156,6 +157,7 @@ class BuiltinHandlers(CallParts):
     def length(self, value: Any) -> Any:
         value = self.objects.seen_through(value)
         if issubclass(type(value), TensorProxy):
+            refuse_doubtful_ranks(self.tensors.world, "len", (value,))
             if value.fake.dim() == 0:
                 raise TypeError("len() of a 0-d tensor")
             return value.fake.shape[0]

@@ -95,7 +95,7 @@ class AutogradFunctions(SubgraphTracer):
 
     what = "autograd.Function"
     where = "its forward or its backward"
-    hint = "change Python objects outside of forward and backward"
+    hint = "it runs natively; change Python objects outside of forward and backward"
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from ..values.values import Break, TensorProxy
 from .bounds import Bound
 from .index_lists import IndexList
 
+# Questions whose answer is the same with an axis of size 1 less.
+OF_ANY_RANK = frozenset(("numel", "nelement", "element_size", "is_floating_point", "is_complex", "dtype", "device",
+                         "layout", "is_cpu", "is_cuda", "nbytes", "itemsize", "requires_grad", "is_leaf"))  # fmt: skip
 LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 
@@ -55,6 +58,16 @@ def fake_of(value: Any, shaped: bool = False) -> Any:
     if kind is IndexList or kind is Bound:
         value.refuse("a use as an argument")
     return value
+
+
+def refuse_doubtful_ranks(world: torch_fakes.FakeWorld, question: Any, values: Iterable[Any]) -> None:
+    """A graph break where Python asks how many axes there are, and only the running step knows (``x[mask].squeeze(0)``
+    has one less where one row was found)."""
+    doubts = world.mode.rank_in_doubt
+    name = question if is_kind(question, str) else getattr(question, "__name__", "")
+    if doubts and name not in OF_ANY_RANK and any(is_kind(v, TensorProxy) and id(v.fake) in doubts for v in values):
+        hint = "squeeze an axis whose size is known, or ask before squeezing"
+        raise Break("size that depends on values", f"{name} after squeeze() of rows that the data chooses", hint)
 
 
 def plain_float(value: Any) -> Any:

@@ -97,11 +97,25 @@ class Fakes(FakeTensorMode):
         self.pointwise = PointwiseOnRows(self)
         self.writes: Counter[int] = Counter()  # by storage
         self.written: list[torch.Tensor] = []  # (kept: a storage that is freed leaves its number to another)
+        # by id: what was squeezed along an axis of which only the running step knows whether it has size 1, and what
+        # is made of it: it may have an axis less than its fake
+        self.rank_in_doubt: dict[int, torch.Tensor] = {}
 
     def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in SQUEEZES and shapes.backed_size_oblivious:
-            ask_of_ones(*args)
+        doubtful = func in SQUEEZES and ask_of_ones(*args)
+        given = tree_leaves((args, kwargs)) if doubtful or self.rank_in_doubt else ()
+        result = self.run(func, types, args, kwargs)
+        if doubtful or any(id(value) in self.rank_in_doubt for value in given):
+            self.doubt_ranks(given, result)
+        return result
+
+    def doubt_ranks(self, given: Iterable[Any], result: Any) -> None:
+        known = {id(value) for value in given}  # (what is written into keeps its axes)
+        made = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor) and id(value) not in known]
+        self.rank_in_doubt |= {id(value): value for value in made if value.dim()}
+
+    def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         for each in written_by(func, args, kwargs):
             self.writes[storage_of(each)] += 1
             self.written.append(each)
@@ -113,12 +127,16 @@ class Fakes(FakeTensorMode):
         return self.pointwise.result(lambda: asked(func, types, args, kwargs), func, args, kwargs)
 
 
-def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> None:
-    """Whether there is an axis less is asked, and guarded, where torch would take it that no size that varies is 1."""
+def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> bool:
+    """Whether there is an axis less is asked, and guarded, where torch would take it that no size that varies is 1.
+    Returns whether only the running step can say it."""
     chosen = range(tensor.dim()) if dims is None else dims if isinstance(dims, list | tuple) else (dims,)
-    for size in (tensor.shape[dim] for dim in chosen if -tensor.dim() <= dim < tensor.dim()):
-        if is_symbolic(size) and not depends_on_values(size):
+    sizes = [tensor.shape[dim] for dim in chosen if -tensor.dim() <= dim < tensor.dim()]
+    unknown = [depends_on_values(size) for size in sizes]
+    for size, is_unknown in zip(sizes, unknown, strict=True):
+        if is_symbolic(size) and not is_unknown and shapes.backed_size_oblivious:
             bool(size == 1)
+    return any(unknown)
 
 
 def has_symbols(values: Iterable[Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import random
+import os
 import sys
 
 import pytest
@@ -27,8 +27,8 @@ class Made(Abstract):
 
 
 def risky(number, bad=1):
-    """Is a graph break each time: numbers of Python's generator, or an error of C code."""
-    return Made(number) if number == bad else random.randint(number, number)
+    """Is a graph break each time: C code of which capture knows nothing, or an error of C code."""
+    return Made(number) if number == bad else len(os.urandom(number))
 
 
 class Log:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from expert_loops import captured, leaves
 
+from moebius import capture
 from moebius.lowering import ContractError, LoweringOptions, lower, pipeline
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
@@ -113,3 +114,20 @@ def test_a_way_to_an_output_that_a_pass_takes_away(monkeypatch, asked):
     half, total = finish(run_passes(graph, LoweringOptions(), (bad, *PASSES)).gm)(X.clone().requires_grad_())
     with pytest.raises(RuntimeError, match="not have been used"):
         torch.autograd.grad(total.sum(), [half])
+
+
+def test_switches_around_whole_numbers_say_what_follows() -> None:
+    """Where the graph begins without gradients, the second switch is the one that turns them on."""
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        best = x.argmax()
+        torch.set_grad_enabled(True)
+        result = (x * weight).sum() + best
+        torch.set_grad_enabled(False)
+        return result
+
+    own, weight = capture(step), torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert own(torch.ones(3), weight).requires_grad and step(torch.ones(3), weight).requires_grad

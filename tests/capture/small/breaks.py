@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import abc
-import random
+import os
 import warnings
 from typing import Any
 
@@ -29,11 +29,11 @@ class Refused(Abstract):
 
 
 def brk(number: int) -> int:
-    return random.randint(number, number)
+    return len(os.urandom(number))  # C code of which capture knows nothing; the number
 
 
 def bad(number: int) -> Any:
-    return Refused(number) if number % 3 == 1 else random.randint(number, number)
+    return Refused(number) if number % 3 == 1 else brk(number)
 
 
 class Context:

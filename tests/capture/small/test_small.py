@@ -26,7 +26,9 @@ def test_breaks(first: int) -> None:
         differs, made = breaks.difference(source)
         assert not differs, f"seed {seed}: {differs}\n{source}"
         graphs += made
-    assert graphs > (COUNT // 2 if first == 0 else 0)  # (few of fresh ones may hold operators)
+    if first == 0:  # (of fresh ones, which may end early, there may be none)
+        # (a graph break is one call of C code, where it was one deep in Python code of random's: fewer graphs, 5)
+        assert graphs > COUNT // 3
 
 
 @pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
