@@ -51,7 +51,7 @@ def spread(layer, x):
     weight, index = layer.router(x).softmax(-1).topk(K)
     gate_up, down = (to_graph_input(p, "shard→local") for p in (layer.gate_up, layer.down))
     x_RD, expert_R1, weight_R1, *ticket = dispatch(x, index, weight, layer.gate_up.shape[0], group)
-    out = combine(experts(x_RD, gate_up, down, expert_R1, weight_R1), *ticket, x, group)
+    out = combine(experts(x_RD, gate_up, down, expert_R1, weight_R1), *ticket)
     return layer.norm(x + layer.scale * out)
 
 
