@@ -28,8 +28,13 @@ class Refused(Abstract):
         return super().__new__(cls)
 
 
+def drawn(number: int) -> int:
+    length = len(os.urandom(1))  # C code of which capture knows nothing: the graph break, two frames inside
+    return number + 1 - length
+
+
 def brk(number: int) -> int:
-    return len(os.urandom(number))  # C code of which capture knows nothing; the number
+    return drawn(number)
 
 
 def bad(number: int) -> Any:
@@ -100,11 +105,11 @@ class Breaks:
             return f"{self.name()} = {self.expression()}"
         if kind < 20:
             return f"log.append({self.expression()})"
-        if kind < 25:
-            return f"x = x * 2 + {self.expression()}"
         if kind < 29:
+            return f"x = x * 2 + {self.expression()}"
+        if kind < 31:
             return f"bad({self.expression()})"
-        if kind < 32:
+        if kind < 33:
             return f"{self.name()} += {self.expression()}"
         if kind < 34:
             return f"del {self.name()}"
@@ -156,7 +161,7 @@ class Breaks:
         return [line for _ in range(1 + self.choices.below(3)) for line in self.statement(depth, looping)]
 
     def program(self) -> str:
-        lines = ["def step(x):", "    log = []", "    a = 1; b = 2"]
+        lines = ["def step(x):", "    log = []", "    a = 1; b = 2; c = 3", "    x = x * 2"]
         if self.percent() < 30:
             lines.append("    inner = lambda: (a, c)")
         if self.percent() < 50:
@@ -198,8 +203,8 @@ def told(function: Any, number: int) -> Any:
         return "raised", type(error).__name__, str(error), type(error.__context__).__name__
 
 
-def difference(source: str) -> tuple[str, int]:
-    """What differs between the program captured and plain, in one of some calls, or "", and how many graphs."""
+def difference(source: str) -> tuple[str, int, int]:
+    """What differs between the program captured and plain, in one of some calls, or "", how many graphs, and breaks."""
     namespace = {"brk": brk, "bad": bad, "Context": Context}
     exec(compile(source, "<program>", "exec"), namespace)
     step: Any = namespace["step"]
@@ -212,5 +217,6 @@ def difference(source: str) -> tuple[str, int]:
         plain = told(step, number)
         failed = [str(warning.message) for warning in caught if "could not capture" in str(warning.message)]
         if failed or repr(ours) != repr(plain):
-            return f"call {number}: {ours} captured, {plain} plain {failed}", 0
-    return "", stats(captured).graphs
+            return f"call {number}: {ours} captured, {plain} plain {failed}", 0, 0
+    found = stats(captured)
+    return "", found.graphs, found.breaks

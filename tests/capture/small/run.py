@@ -36,7 +36,7 @@ def main() -> int:
             choices = SeededChoices(seed)
             if kind == "breaks":
                 source = breaks.generate(choices)
-                found, made = breaks.difference(source)
+                found, made, _ = breaks.difference(source)
             elif kind in ("sides", "values"):
                 source = (sides if kind == "sides" else values).generate(choices)
                 outcome = values.difference(source)
