@@ -96,6 +96,21 @@ class Heap:
         """Whether anything that existed before the first of two marks was written to between them."""
         return any(born < begin for _, _, _, born in self.writes_between(begin, end))
 
+    def puts_back(self, begin: int) -> bool:
+        """Whether all that was written since a mark, of what is older than it, is as it was: each place was read before
+        its first write, and would be found so now."""
+        first: dict[tuple[int, Any], Event] = {}
+        kept = True
+        for event in self.events[begin:]:
+            kind, owner, key, value = event
+            if kind is WRITE:
+                if value < begin:
+                    read = None if key is WHOLE else first.get((id(owner), key))
+                    kept = kept and read is not None and self.holds(read, begin)
+            elif kind in self.now and owner is not None:
+                first.setdefault((id(self.owner_of(owner)), key), event)
+        return kept
+
     def is_unchanged(self, reads: Iterable[Event], since: int) -> bool:
         """Whether each of these reads would find now what it found."""
         return all(self.holds(event, since) for event in reads)

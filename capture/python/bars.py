@@ -18,8 +18,7 @@ from ..values.values import ATOMS, Break, SymbolicObject
 from .texts import is_stream
 
 if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from ..tensors.tensors import TensorOperations
+    from .parts import Parts
 
 HINT = "draw it around the step: for batch in tqdm(loader): step(batch)"
 METHODS = frozenset(
@@ -45,8 +44,19 @@ class Drawn(SymbolicObject):
 class Bars:
     """The progress bars of one trace."""
 
-    def __init__(self, objects: Objects, tensors: TensorOperations):
-        self.objects, self.tensors, self.guards, self.texts = objects, tensors, objects.guards, tensors.texts
+    def __init__(self, domain: Parts):
+        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+        self.guards, self.texts = self.objects.guards, self.tensors.texts
+
+    def draws(self, args: list) -> bool:
+        """Whether a function of tqdm's draws a bar: one that others call, but on a bar that is switched off."""
+        frame = self.domain.frame
+        if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
+            return False
+        bar = args[0] if args and not is_kind(args[0], type) else None
+        attributes = self.domain.attributes
+        known = bar is not None and self.objects.is_known(bar) and attributes.has(bar, "disable")
+        return not known or attributes.get(bar, "disable") is not True
 
     def call(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         """A call of a function of tqdm's that draws; a graph break where it is not one of METHODS on a known bar."""

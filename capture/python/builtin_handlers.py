@@ -18,7 +18,6 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
-from ..regions.rows import TensorRows
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
@@ -27,6 +26,7 @@ from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
+from ..values.rows import TensorRows
 from ..values.values import (
     ATOMS,
     SYMBOLIC,

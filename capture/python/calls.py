@@ -30,6 +30,7 @@ from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
 from ..regions.conditional_lists import JOINS, ConditionalList
+from ..regions.function_transforms import FunctionTransforms
 from ..regions.functions import AutogradFunctions
 from ..regions.hooks import GradientHooks
 from ..regions.inference import InferenceModes
@@ -94,9 +95,9 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.tensors = domain.tensors
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
-        self.messages, overrides = Messages(domain), Overrides(self)
+        self.messages, self.bars, overrides = Messages(domain), Bars(domain), Overrides(self)
         self.overridden, self.overriding = overrides.answer, overrides.among
-        self.inference = InferenceModes(domain)
+        self.inference, self.transforms = InferenceModes(domain), FunctionTransforms(domain, self.call)
         self.builtins: dict[Any, Callable[..., Any]] = {
             isinstance: self.is_instance,
             issubclass: self.is_subclass,
@@ -163,10 +164,12 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         }
         autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
         random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
-        self.functions[BELOW] = self.drawn_below
-        for part in (self.messages, self.inference, Signatures(domain), Packages(domain), filters, autograd, random):
+        parts = (self.messages, self.inference, self.transforms, Signatures(domain), Packages(domain))
+        for part in (*parts, filters, autograd, random):
             self.functions |= part.functions
-        self.builtins |= random.makers | Namespaces(domain, self).functions | operator_functions.functions_over(domain)
+        self.functions[BELOW] = self.drawn_below
+        self.builtins |= random.makers | self.transforms.answers | Namespaces(domain, self).functions
+        self.builtins |= operator_functions.functions_over(domain)
         self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -276,22 +279,12 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
                 instead_of(function),
             )
         if torch_private.makes_transform(function):
-            hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"
-            raise Break("function transform", f"torch.func's {function.__qualname__}", hint)
-        if str(function.__module__).startswith("tqdm.") and self.draws(args):
-            return Bars(self.objects, self.tensors).call(function, args, kwargs)
+            return self.transforms.call_of(function, *args, **kwargs)
+        if str(function.__module__).startswith("tqdm.") and self.bars.draws(args):
+            return self.bars.call(function, args, kwargs)
         if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.gradients)
         return self.domain.call_function(function, args, kwargs)
-
-    def draws(self, args: list) -> bool:
-        """Whether a function of tqdm's draws a bar: one that others call, but on a bar that is switched off."""
-        frame = self.domain.frame
-        if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
-            return False
-        bar = args[0] if args and not is_kind(args[0], type) else None
-        known = bar is not None and self.objects.is_known(bar) and self.attributes.has(bar, "disable")
-        return not known or self.attributes.get(bar, "disable") is not True
 
     def print(self, *values: Any, **options: Any) -> None:
         """``print``: to the stream that ``sys.stdout`` is when the graph runs."""

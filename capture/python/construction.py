@@ -22,10 +22,10 @@ from moebius.interpreter.forms.frames import implicit
 from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT
-from ..regions.rows import TensorRows
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS
+from ..values.rows import TensorRows
 from ..values.values import Break, TensorProxy, type_of
 from . import natives
 from .numpy_calls import of_numbers

@@ -23,7 +23,6 @@ from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
 from ..regions.loop_regions import ROWS
-from ..regions.rows import TensorRows
 from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
@@ -31,6 +30,7 @@ from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number, numpy_numbers_in
+from ..values.rows import TensorRows
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
 from . import natives

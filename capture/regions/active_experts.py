@@ -21,8 +21,8 @@ from moebius.lowering.operators import read_call
 
 from ..tensors.counts import never_written
 from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
+from ..values.rows import TensorRows
 from ..values.values import TensorProxy
-from .rows import TensorRows
 
 if TYPE_CHECKING:
     from ..tensors.interfaces import TensorOperators

@@ -8,7 +8,7 @@ A ``context_fn`` that says what is kept all the same is in ``selective``.
 
 With ``use_reentrant=True`` torch runs the function without gradients first, and with them in backward. What it gives is
 an autograd function's, which reaches what the function's own operators reach. Questions whose answers differ between
-the two runs are graph breaks (``GraphWriter.refuse_question``).
+the two runs are graph breaks (``GraphWriter.unasked``).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..values.values import Body, Break, TensorProxy
 from .module_reuse import gradient_sources
 from .recompute import Again, Read, after, fakes_in
 from .selective import Selective
+from .subgraphs import operators_written_down
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -47,6 +48,12 @@ CALL = Body(
     "return what it sets, and set it after the call",
 )
 LENIENT = replace(CALL, lenient=True)
+
+
+def asked_in_reentrant(what: str) -> Break:
+    """It has no gradients the first time."""
+    detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
+    return Break("checkpoint", detail, INSTEAD)
 
 
 class Checkpoints:
@@ -82,15 +89,15 @@ class Checkpoints:
         counter = self.domain.counter
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer = self.writer.recomputed
-        self.writer.recomputed, self.writer.reentrant = True, reentrant
+        self.writer.recomputed, self.writer.unasked = True, asked_in_reentrant if reentrant else None
         read = Read(self.objects.heap, self.writer.count, (*args, *options.values()))
         try:
-            writes = nullcontext() if selective is None else selective.written_down()
+            writes = nullcontext() if selective is None else operators_written_down(self.tensors)
             with writes, self.objects.within(body), counter.by_autograd():  # (it runs now, and in a part once more)
                 result = self.call(function, list(args), options)
         finally:
             read.finish()
-            self.writer.recomputed, self.writer.reentrant = outer, False
+            self.writer.recomputed, self.writer.unasked = outer, None
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
         if selective is not None:
@@ -173,7 +180,7 @@ class Checkpoints:
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.tensors.recomputes:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
-        if self.writer.is_inner or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
+        if self.writer.is_inner or (self.writer.recomputed and (reentrant or self.writer.unasked)):
             detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"
             raise Break("checkpoint", detail, hint)
         names = [name for name, default in DEFAULTS.items() if chosen[name] is not default and chosen[name] != default]

@@ -31,6 +31,11 @@ HINT = "it runs natively; nothing to do"
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
 
+def asked_in_backward(what: str) -> Break:
+    detail = f"its backward asks for {what}, which create_graph=True of a caller answers otherwise"
+    return Break("autograd.Function", detail, HINT)
+
+
 @dataclass(frozen=True, eq=False)
 class Made:
     """Backward's graph for one state of autocast."""
@@ -236,14 +241,14 @@ class AutogradFunctions(SubgraphTracer):
         whose gradients backward sees."""
         given = [self.gradient(f"gradient_{i}", o.fake) if is_tensor(o) else None for i, o in enumerate(outputs)]
         given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
-        self.writer.in_backward, switches = True, torch_private.switches()
+        self.writer.unasked, switches = asked_in_backward, torch_private.switches()
         try:
             result = self.call(self.method(cls, "backward"), [ctx, *given], {})
         except Exception as error:  # the program meets it elsewhere: where it calls backward
             self.domain.meets_handler(error)
             raise Break("autograd.Function", f"its backward raises {type(error).__name__}", HINT) from None
         finally:
-            self.writer.in_backward = False
+            self.writer.unasked = None
         if torch_private.switches() != switches:
             raise Break("autograd.Function", "its backward throws a switch of torch's", HINT)
         gradients = list(result) if is_kind(result, tuple) else [result]

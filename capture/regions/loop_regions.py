@@ -17,12 +17,12 @@ from ..bytecode.flow import RETURNED
 from ..tensors.arrays import ArrayNumber
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
+from ..values.rows import TensorRows
 from ..values.values import SYMBOLIC, TensorProxy
 from .active_experts import ActiveExperts
 from .autograd_joins import carried_on
 from .branches import Conditional
 from .range_loops import RangeRows
-from .rows import TensorRows
 
 if TYPE_CHECKING:
     from ..heap.places import HeapPlace

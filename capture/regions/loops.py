@@ -30,6 +30,7 @@ from ..tensors.graphs import GraphScope
 from ..tensors.index_lists import IndexList
 from ..torch_facts import torch_private
 from ..values.numbers import Number
+from ..values.rows import TensorRows
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
 from . import branch_places, branches, two_sides
 from .active_experts import ActiveExperts, active_iterations
@@ -38,7 +39,6 @@ from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
-from .rows import TensorRows
 from .two_sides import FirstSide
 
 if TYPE_CHECKING:

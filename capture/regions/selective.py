@@ -7,8 +7,7 @@ while they run. The answers are what the graph goes by (``lowering.step.selectiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from moebius.lowering.step.selective import KEPT, bodies_of
 from ..guards.sources import Static
 from ..python import natives
 from ..tensors.graphs import GraphScope
-from ..torch_facts import torch_fakes, torch_private
+from ..torch_facts import torch_private
 from ..values.values import Body, Break, SymbolicObject
 
 if TYPE_CHECKING:
@@ -119,17 +118,6 @@ class Selective:
             detail = "with a context_fn that gives other contexts than create_selective_checkpoint_contexts"
             raise Break("checkpoint", detail, HINT)
         return first.policy, second.allow_mutation
-
-    @contextmanager
-    def written_down(self) -> Iterator[None]:
-        """Inside, each node is told what operators ran on the fakes for it."""
-        world = self.tensors.world
-        world.recorder = recorder = torch_fakes.OperatorRecorder()
-        self.writer.ran = recorder.ran
-        try:
-            yield
-        finally:
-            world.recorder, self.writer.ran = None, None
 
     def ask(self, begin: fx.Node, preserve: bool) -> None:
         """The policy's answers for all nodes since ``begin``. preserve: whether backward draws the same random numbers.

@@ -10,10 +10,25 @@ import torch
 from torch import fx
 
 from ..tensors.graphs import GraphScope
+from ..torch_facts import torch_fakes
 from ..values.values import Body, Break
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
+    from ..tensors.tensors import TensorOperations
+
+
+@contextmanager
+def operators_written_down(tensors: TensorOperations) -> Iterator[None]:
+    """Inside, each node is told what operators ran on the fakes for it."""
+    world, writer = tensors.world, tensors.writer
+    before = world.recorder, writer.ran
+    world.recorder = recorder = torch_fakes.OperatorRecorder()
+    writer.ran = recorder.ran
+    try:
+        yield
+    finally:
+        world.recorder, writer.ran = before
 
 
 class SubgraphTracer:
@@ -22,24 +37,27 @@ class SubgraphTracer:
     what: str
     where: str
     hint: str
+    lenient = False  # whether Python state may change in it: who traces it asks the heap when it is over
 
     def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call = domain, call
         self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
         self.gradients, self.attributes = domain.tensors.gradients, domain.attributes
+        self.world, self.heap = self.tensors.world, self.objects.heap
 
     @contextmanager
-    def scope(self, in_backward: bool = True) -> Iterator[GraphScope]:
-        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded.
-        in_backward: whether a backward runs it, as often as autograd comes to it."""
+    def scope(self, in_backward: bool = True, recording: bool = False) -> Iterator[GraphScope]:
+        """A graph of its own; what is older than it must not be changed in it. in_backward: whether a backward runs it,
+        as often as autograd comes to it. recording: whether gradients are."""
         outer, enabled = self.writer.scope, torch.is_grad_enabled()
         self.writer.scope = inner = GraphScope(outer)
         inner.in_loop = outer.in_loop
         changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
+        body = Body(*changes, self.hint, self.lenient)
         try:
             counter = self.domain.counter
             counted = counter.by_autograd() if in_backward else nullcontext()
-            with self.objects.within(Body(*changes, self.hint)), torch.no_grad(), counted:
+            with self.objects.within(body), torch.set_grad_enabled(recording), counted:
                 yield inner
             if torch.is_grad_enabled() is not enabled:
                 raise Break(self.what, "it changes grad mode and does not change it back", self.hint)

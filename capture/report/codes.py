@@ -222,10 +222,10 @@ CODES = (
     ),
     Code(
         29, "Modes and transforms of torch",
-        ("mode", "function transform", "switch of torch's", "__torch_function__", "function of torch *",
-         "captured function"),
+        ("mode", "function transform", "function transform changes Python state", "switch of torch's",
+         "__torch_function__", "function of torch *", "captured function"),
         "A mode, a function transform (vmap, grad) or a replaced function sees each operator.",
-        "Capture what calls it, or leave the mode before the step.",
+        "Capture what calls it, or leave the mode before the step; a transform of what only computes is in the graph.",
     ),
     Code(
         30, "Containers and iterators that cannot be followed",

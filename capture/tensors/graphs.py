@@ -117,8 +117,8 @@ class GraphWriter:
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.recomputed = False  # in a checkpointed call, which backward runs once more
-        self.in_backward = False  # in the backward of an autograd.Function
-        self.reentrant = False  # in one that has no gradients the first time
+        # where it is not known whether gradients are recorded: the graph break of what asks
+        self.unasked: Callable[[str], Break] | None = None
         self.ran: list[Any] | None = None  # the operators that ran on fakes since the last node, where they are wanted
         # told of each node before it is made: its number, what it calls, and with what
         self.before_node: Callable[[int, Any, tuple], None] = lambda number, target, args: None
@@ -195,15 +195,9 @@ class GraphWriter:
         return fake
 
     def refuse_question(self, what: str) -> None:
-        """In a checkpointed call that has no gradients the first time, and in a function's backward, which may have
-        some: what depends on that is not to be asked."""
-        if not (self.reentrant or self.in_backward) or self.where()[-1][0] in LETS_BE:
-            return
-        if self.in_backward:
-            detail = f"its backward asks for {what}, which create_graph=True of a caller answers otherwise"
-            raise Break("autograd.Function", detail, "it runs natively; nothing to do")
-        detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
-        raise Break("checkpoint", detail, "pass use_reentrant=False to keep it in the graph")
+        """Where the answer while tracing is not that of each run: what depends on it is not to be asked."""
+        if self.unasked is not None and self.where()[-1][0] not in LETS_BE:
+            raise self.unasked(what)
 
     def argument(self, value: Any) -> Any:
         """A traced value as an fx argument of the innermost scope."""

@@ -104,6 +104,11 @@ HAVE_TORCH_FUNCTION = (torch._C._has_torch_function_unary, torch._C._has_torch_f
 # Whether torch.func.grad, vmap or another of their kind runs, and the modules that make them. Checked on torch 2.13.
 in_function_transform = torch._C._are_functorch_transforms_active
 FUNCTION_TRANSFORMS = frozenset({"torch._functorch.eager_transforms", "torch._functorch.vmap"})
+TRANSFORM_READERS = (
+    in_function_transform,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._functorch.maybe_current_level,
+)
 # torch.compile tags each module that is made; what the step makes is nobody's to tag.
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # Whether a profiler runs: an attribute of this module, read in each warm call.
@@ -119,9 +124,7 @@ STATE_READERS = (
     torch._C._len_torch_function_stack,
     torch._C._is_autocast_available,
     torch._C._is_torch_function_mode_enabled,
-    torch._C._are_functorch_transforms_active,
-    torch._C._functorch.peek_interpreter_stack,
-    torch._C._functorch.maybe_current_level,
+    *TRANSFORM_READERS,
     torch._C._cuda_getDeviceCount if hasattr(torch._C, "_cuda_getDeviceCount") else torch._C._get_tracing_state,
 )
 # C functions that change torch's global state; each is kept as a node, in order.

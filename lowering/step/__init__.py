@@ -11,6 +11,7 @@ from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_below, draw_numpy
+from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
@@ -39,6 +40,7 @@ __all__ = [
     "draw_numpy",
     "bar_call",
     "by_autocast",
+    "function_transform",
     "going_on",
     "gradient_of",
     "keep",

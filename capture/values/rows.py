@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..values.values import Break, TensorProxy
+from .values import Break, TensorProxy
 
 
 class TensorRows:
