@@ -88,15 +88,13 @@ def job_for(args: argparse.Namespace) -> Job:
         raise PlannerError(f"plan needs --gpus N: {EXAMPLE}")
     if args.top < 1:
         raise PlannerError(f"--top {args.top}: at least one")
-    shape = shapes.named(args.model) if args.model else shapes.read_config(args.config)
+    shape = shapes.read_config(args.config) if args.model is None else shapes.named(args.model)
     device = hardware.device(args.gpu)
     if args.network is not None:
-        if args.network <= 0:
-            raise PlannerError(f"--network {args.network:g}: above 0")
         device = hardware.with_network(device, args.network * 1e9)
     cluster = hardware.cluster(device, args.gpus, args.nodes)
     if args.routing:
-        routed = routing.read(args.routing, shape.experts, shape.top_k)
+        routed = routing.read(args.routing, shape.experts, shape.top_k, shape.moe_layers)
     else:
         routed = routing.Routing(shape.experts, shape.top_k, shape.groups, shape.group_limit)
     batch = PER_GPU * args.gpus if args.batch is None else args.batch

@@ -125,7 +125,8 @@ class Predictor:
         shape = job.shape
         again = 1 if plan.save == "layers" else 0
         times = (1 + work.BACKWARD + again) * count
-        attention = self._seconds(work.attention_products(job, tokens))
+        around, itself = (self._seconds([one]) for one in work.attention_products(job, tokens))
+        attention = around * times + itself * (1 + work.ATTENTION_BACKWARD + again) * count
         router = work.product(tokens, shape.width * shape.experts, shape.width + shape.experts, 4)
         dense = shape.dense_layers * self._seconds(work.mlp_products(job, tokens, shape.dense_width))
         shared = self._seconds([router, *work.mlp_products(job, tokens, shape.shared_width)])
@@ -136,7 +137,7 @@ class Predictor:
             extra = self._seconds([work.expert_product(job, plan, slots, part)], plan.precision)
         head = self._seconds([work.head_product(job, tokens)]) * (1 + work.BACKWARD) * count
         return [
-            Term("attention", "products", shape.layers * attention * times),
+            Term("attention", "products", shape.layers * attention),
             Term("dense and shared MLPs, routers", "products", (dense + shape.moe_layers * shared) * times),
             Term("experts", "products", shape.moe_layers * (experts * times + extra * count)),
             Term("head", "products", head),

@@ -11,6 +11,7 @@ from moebius.lowering.planner.shapes import ModelShape
 SHARDS = ("none", "optimizer", "all")
 LEVELS = ("rank", "node", "slot")
 SAVES = ("default", "fp8", "recompute", "layers")
+MOST = 1 << 30  # sequences of a step, tokens of one
 WEIGHTS = {"fp32": 4, "bf16": 2}
 OPTIMIZERS = {"adamw": 2, "sgd": 0}  # numbers of state for each weight
 
@@ -46,8 +47,10 @@ class Job:
     def check(self) -> None:
         """Raise PlannerError for what cannot be."""
         ranks = self.cluster.ranks
-        if self.sequence < 1:
-            raise PlannerError(f"--seq {self.sequence}: at least one token")
+        if not 1 <= self.sequence <= MOST:
+            raise PlannerError(f"--seq {self.sequence}: at least one token, at most {MOST}")
+        if self.batch > MOST:
+            raise PlannerError(f"--batch {self.batch}: at most {MOST} sequences")
         if self.batch < 1 or self.batch % ranks:
             below = self.batch // ranks * ranks
             hint = f"{below} or {below + ranks}" if below else str(ranks)

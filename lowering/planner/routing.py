@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from math import comb
+from math import comb, inf
 from pathlib import Path
 
 from moebius.lowering.planner.errors import PlannerError
@@ -153,13 +153,15 @@ def from_counts(counts: Sequence[Sequence[float]], top_k: int) -> Routing:
     return Routing(len(counts[0]), top_k, odds=tuple(odds_for(layer, top_k) for layer in shares), shares=shares)
 
 
-def read(path: str | Path, experts: int, top_k: int) -> Routing:
+def read(path: str | Path, experts: int, top_k: int, expert_layers: int) -> Routing:
     """A recorded histogram: JSON, [E] numbers or [layers][E]. Raises PlannerError where it does not fit."""
     held = read_json(path)
     layers = held if isinstance(held, list) and held and isinstance(held[0], list) else [held]
     for layer in layers:
-        numbers = isinstance(layer, list) and all(type(n) in (int, float) and n >= 0 for n in layer)
+        numbers = isinstance(layer, list) and all(type(n) in (int, float) and 0 <= n < inf for n in layer)
         if not numbers or len(layer) != experts or sum(n > 0 for n in layer) < top_k:
             raise PlannerError(f"{path}: a list of {experts} numbers is wanted, slots of each expert (or such a list "
                                f"for each layer), at least {top_k} of them above 0")
+    if len(layers) not in (1, expert_layers):
+        raise PlannerError(f"{path} has counts of {len(layers)} layers, and the model has {expert_layers} with experts")
     return from_counts(layers, top_k)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moebius.lowering.planner.costs import Cost, Predictor
-from moebius.lowering.planner.hardware import Cluster
+from moebius.lowering.planner.hardware import Cluster, divisors
 from moebius.lowering.planner.links import expert_group
 from moebius.lowering.planner.plans import SAVES, SHARDS, Candidate, Job
 from moebius.lowering.planner.work import base_precision
@@ -24,10 +24,6 @@ class Found:
     later: tuple[Cost, ...]
     too_large: tuple[Cost, ...]
     tried: int
-
-
-def divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def meshes(job: Job) -> Iterator[tuple[int, int]]:

@@ -76,11 +76,12 @@ def test_ranks_that_do_not_divide_the_experts_wait_for_the_fullest():
     assert routing.Routing(10, 2).busiest(4) == pytest.approx(3 * 4 / 10)
 
 
-@pytest.mark.parametrize("held", ["[1, 2", "{}", "[1, 2, 3]", "[1, 0, 0, 0]", '[1, 2, 3, "4"]', "[[1, 2, 3, 4], [1]]"])
+@pytest.mark.parametrize("held", ["[1, 2", "{}", "[1, 2, 3]", "[1, 0, 0, 0]", '[1, 2, 3, "4"]', "[[1, 2, 3, 4], [1]]",
+                                  "[1, 2, 3, Infinity]", "[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]"])
 def test_files_that_are_no_histogram_are_refused(held, tmp_path):
     file = tmp_path / "counts.json"
     file.write_text(held)
     with pytest.raises(PlannerError, match="counts.json"):
-        routing.read(file, 4, 2)
+        routing.read(file, 4, 2, 2)
     file.write_text(json.dumps([[1, 2, 3, 4]] * 2))
-    assert len(routing.read(file, 4, 2).shares) == 2
+    assert len(routing.read(file, 4, 2, 2).shares) == 2
