@@ -4,7 +4,8 @@
     moebius bench planner --measured       # calibrates this CPU, then runs steps on one and two processes (minutes)
 
 Published runs are of other programs, with fused operators and their own ways to split states: each row says which plan
-it is compared with. Nothing in the planner was fitted to them.
+it is compared with; runs that checkpoint some layers or operators, or do not fit without, are compared with the plan
+that keeps layers' inputs. B200's three shares were chosen after its rows; nothing else was fitted to them.
 """
 from __future__ import annotations
 

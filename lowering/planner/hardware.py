@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.files import read_json
@@ -21,7 +22,7 @@ MOST = 1 << 20  # GPUs of a cluster
 MAY_BE_ZERO = {"reserved", "launch", "near_start", "far_start", "peer_start"}  # of a device's figures and shares
 
 
-def above_zero(value: object, or_zero: bool = False) -> bool:
+def above_zero(value: Any, or_zero: bool = False) -> bool:
     """Whether a value is a number that can be counted with."""
     return type(value) in (int, float) and math.isfinite(value) and (value > 0 or (or_zero and value == 0))
 

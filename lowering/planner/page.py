@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moebius.lowering.planner import search
+from moebius.lowering.planner import schedule, search
 from moebius.lowering.planner.costs import Cost
+from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.hardware import Cluster
 from moebius.lowering.planner.memory import Memory
 from moebius.lowering.planner.work import base_precision
@@ -53,6 +54,16 @@ def as_data(found: search.Found, top: int) -> dict[str, Any]:
         data["smallest"] = {kind: None if (cluster := search.smallest(job, kind == "running")) is None else
                             cluster.ranks for kind in ("running", "later")}
     return data
+
+
+def as_trace(found: search.Found) -> dict[str, Any]:
+    """One layer of the fastest plan that fits, for Perfetto. Raises PlannerError where none does."""
+    fit = [*found.running[:1], *found.later[:1]]
+    if not fit:
+        raise PlannerError("no plan fits: there is nothing to trace")
+    best = min(fit, key=lambda cost: cost.step)
+    return schedule.trace(zip(("forward", "backward"), best.layer, strict=True),
+                          f"{best.plan.mesh}, chunks: {best.plan.chunks}")
 
 
 def render(found: search.Found, top: int) -> str:
