@@ -92,9 +92,9 @@ class Predictor:
         tokens = float(plan.microbatch * job.sequence)
         count = job.local_batch // plan.microbatch
         group = links.expert_group(job.cluster, plan)
-        ranks, nodes = job.routing.reached(group.ranks), job.routing.reached(group.nodes)
-        busy = job.routing.busiest(group.ranks) if plan.expert > 1 else 1.0
-        rows = links.rows(job.cluster, plan, ranks, nodes, shape.top_k, tokens)
+        spread = job.routing.spread(group.ranks, group.nodes, plan.replicas)
+        busy = spread.busiest
+        rows = links.rows(job.cluster, plan, spread.ranks, spread.nodes, shape.top_k, tokens)
         slots, arrived = tokens * shape.top_k * busy, rows.here * min(busy, shape.top_k)
         layer = self._layer(plan, tokens, slots, arrived, rows, busy)
         terms = [
@@ -221,6 +221,9 @@ class Predictor:
             return [Term("weights gathered", "communication", 2 * gathered * count, 2 * gathered * count),
                     Term("gradients averaged", "communication", reduced * count, reduced * count)]
         times = 1 if plan.once else count
+        group = links.expert_group(cluster, plan)
+        spread = job.routing.spread(group.ranks, group.nodes, plan.replicas)
+        shared = spread.shared * job.shape.moe_layers * job.shape.expert_parameters * wide
         if plan.shard == "optimizer":
             each = links.gather(cluster, everyone, others * wide) + links.gather(cluster, data, experts * wide)
             return [Term("gradients averaged", "communication", each * times),
@@ -231,4 +234,5 @@ class Predictor:
         passes = (others if cluster.ranks > 1 else 0.0) + (experts if plan.data > 1 else 0.0)
         moved = self._seconds([work.Work("moves", moved=passes * wide * work.AVERAGE_PASSES)])
         return [Term("gradients averaged", "communication", seconds * times),
+                Term("replicas' gradients", "communication", links.all_reduce(cluster, ep, shared) * times),
                 Term("gradients to buckets and back", "memory", moved * times)]

@@ -23,7 +23,7 @@ def record(cost: Cost) -> dict[str, Any]:
     return {
         "mesh": {"dp": plan.data, "ep": plan.expert}, "microbatch": plan.microbatch, "save": plan.save,
         "precision": plan.precision, "level": plan.level, "shard": plan.shard, "average_once": plan.once,
-        "chunks": plan.chunks, "runs": cost.runs, "missing": list(plan.missing()), "fits": cost.fits,
+        "chunks": plan.chunks, "replicas": plan.replicas, "runs": cost.runs, "missing": list(plan.missing()), "fits": cost.fits,
         "seconds": {
             "step": cost.step, "products": cost.seconds("products"), "memory": cost.seconds("memory"),
             "communication": cost.seconds("communication"), "exposed": cost.exposed,
@@ -46,6 +46,8 @@ def as_data(found: search.Found, top: int) -> dict[str, Any]:
         "operators": "eager" if job.eager else "fused", "tried": found.tried,
         "running": [record(cost) for cost in running], "later": [record(cost) for cost in later],
     }
+    if job.routing.shares and (ranks := shared_by(found)) > 1:
+        data["balance"] = {"ranks": ranks, "placements": [vars(one) for one in search.balances(job, ranks)]}
     if running:
         data["limit"] = search.limit(running[0], found)
         if len(running) > 1:
@@ -94,8 +96,30 @@ def render(found: search.Found, top: int) -> str:
         if running:
             lines.append(f"Against the best above: {search.why(running[0], later[0])} there.")
         lines.append("")
+    lines += balance(found)
     lines.append("Predictions, not measurements: docs/plan.md says what they rest on and how far off they have been.")
     return "\n".join(lines)
+
+
+def shared_by(found: search.Found) -> int:
+    """Ranks that share the experts in the first plan where several do; 1 where none."""
+    plans = [cost.plan.expert for cost in (*found.running, *found.later) if cost.plan.expert > 1]
+    return plans[0] if plans else 1
+
+
+def balance(found: search.Found) -> list[str]:
+    """How even the ranks are under a recorded load, as experts stand and as they could, with bars."""
+    ranks = shared_by(found)
+    if not found.job.routing.shares or ranks == 1:
+        return []
+    rows = search.balances(found.job, ranks)
+    lines = [f"Recorded load on {ranks} expert ranks: slots of the busiest rank over the mean, mean of the layers"]
+    for one in rows:
+        name = "in order" if one.replicas is None else f"by load, {one.replicas or 'no'} more on each rank"
+        bar = "█" * max(1, round(40 * one.highest / max(row.highest for row in rows)))
+        cost = f"  {one.moved / GB:.1f} GB to move, {1e3 * one.seconds:.0f} ms" if one.moved else ""
+        lines.append(f"  {name:<32}{one.highest:>6.2f}  {bar}{cost}")
+    return [*lines, ""]
 
 
 def table(costs: Sequence[Cost]) -> list[str]:
