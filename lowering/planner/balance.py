@@ -1,5 +1,5 @@
-"""Which experts stand on which rank, by how many slots each of them had: busy experts get replicas, and ranks are filled
-so that the busiest has as little as can be. Ranks of one node are next to one another."""
+"""Which experts stand on which rank, by how many slots each of them had: busy experts get replicas, and ranks are
+filled so that the busiest has as little as can be. Ranks of one node are next to one another."""
 from __future__ import annotations
 
 import heapq
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.traffic import chunk_span
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -58,8 +59,8 @@ def in_order(experts: int, ranks: int) -> Placement:
 def by_load(slots: Sequence[float], ranks: int, replicas: int = 0, nodes: int = 1, groups: int = 1) -> Placement:
     """Where experts with so many slots stand: each rank has as many as in order, and ``replicas`` more.
 
-    nodes: ranks stand in so many. groups: the experts of one of so many groups stay on one node, where groups divide over
-    nodes (a token's experts lie in few groups, and so on few nodes). Raises PlannerError where it cannot be.
+    nodes: ranks stand in so many. groups: the experts of one of so many groups stay on one node, where groups divide
+    over nodes (a token's experts lie in few groups, and so on few nodes). Raises PlannerError where it cannot be.
     """
     experts, room = len(slots), -(-len(slots) // ranks) + replicas
     if replicas < 0 or room > experts:

@@ -23,7 +23,8 @@ def record(cost: Cost) -> dict[str, Any]:
     return {
         "mesh": {"dp": plan.data, "ep": plan.expert}, "microbatch": plan.microbatch, "save": plan.save,
         "precision": plan.precision, "level": plan.level, "shard": plan.shard, "average_once": plan.once,
-        "chunks": plan.chunks, "replicas": plan.replicas, "runs": cost.runs, "missing": list(plan.missing()), "fits": cost.fits,
+        "chunks": plan.chunks, "replicas": plan.replicas, "runs": cost.runs, "missing": list(plan.missing()),
+        "fits": cost.fits,
         "seconds": {
             "step": cost.step, "products": cost.seconds("products"), "memory": cost.seconds("memory"),
             "communication": cost.seconds("communication"), "exposed": cost.exposed,
@@ -114,12 +115,17 @@ def balance(found: search.Found) -> list[str]:
         return []
     rows = search.balances(found.job, ranks)
     lines = [f"Recorded load on {ranks} expert ranks: slots of the busiest rank over the mean, mean of the layers"]
-    for one in rows:
-        name = "in order" if one.replicas is None else f"by load, {one.replicas or 'no'} more on each rank"
-        bar = "█" * max(1, round(40 * one.highest / max(row.highest for row in rows)))
-        cost = f"  {one.moved / GB:.1f} GB to move, {1e3 * one.seconds:.0f} ms" if one.moved else ""
-        lines.append(f"  {name:<32}{one.highest:>6.2f}  {bar}{cost}")
+    lines += bars([("in order" if one.replicas is None else f"by load, {one.replicas or 'no'} more on each rank",
+                    one.highest, f"{one.moved / GB:.1f} GB to move, {1e3 * one.seconds:.0f} ms" if one.moved else "")
+                   for one in rows])
     return [*lines, ""]
+
+
+def bars(rows: Sequence[tuple[str, float, str]]) -> list[str]:
+    """A line for each (name, number above 0, note)."""
+    most = max((number for _, number, _ in rows), default=1.0)
+    return [f"  {name:<32}{number:>6.2f}  {'█' * max(1, round(40 * number / max(most, 1e-9)))}  {note}".rstrip()
+            for name, number, note in rows]
 
 
 def table(costs: Sequence[Cost]) -> list[str]:

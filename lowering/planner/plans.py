@@ -66,8 +66,8 @@ class Candidate:
     from there), or once for each of its K slots. save: what experts keep for backward, as capture(save=...); "layers":
     each layer keeps its input alone and runs again (torch's checkpoint). precision: of the experts' products.
     microbatch: sequences that a rank takes at once. once: gradients are averaged once a step, not at the end of each
-    backward. chunks: the exchange of one chunk of the tokens runs while another's experts compute; 1: nothing overlaps. replicas:
-    experts are placed by their load, and a rank has so many more for replicas of busy ones; None: in order, none.
+    backward. chunks: the exchange of one chunk of the tokens runs while another's experts compute; 1: nothing overlaps.
+    replicas: experts are placed by their load, and a rank has so many more for replicas of busy ones; None: in order.
     """
 
     data: int

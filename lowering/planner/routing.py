@@ -69,7 +69,7 @@ class Routing:
         shares = self.shares or ((1 / self.experts,) * self.experts,)
         busiest = mean(one.imbalance(layer) for one, layer in zip(placed, shares, strict=True))
         copies = mean(sum(n for n in one.copies() if n > 1) / ranks for one in placed)
-        return Spread(*(self._reached(placed, places) for places in (ranks, nodes)), busiest, copies)
+        return Spread(self._reached(placed, ranks), self._reached(placed, nodes), busiest, copies)
 
     def _reached(self, placed: list[balance.Placement], places: int) -> float:
         if self.odds:
@@ -112,8 +112,8 @@ def times(polynomial: list[float], values: Iterable[float]) -> list[float]:
 
 
 def reached_with_odds(odds: Sequence[float], top_k: int, parts: Sequence[dict[int, float]]) -> float:
-    """Distinct places. parts: of each, the part of an expert's slots that goes there, each slot for itself. A place p is
-    missed with e_K(odds · (1 − part of p)) / e_K(odds), e_K the elementary symmetric polynomial.
+    """Distinct places. parts: of each, the part of an expert's slots that goes there, each slot for itself. A place p
+    is missed with e_K(odds · (1 − part of p)) / e_K(odds), e_K the elementary symmetric polynomial.
 
     Halves of the places share what is no part of either, so that this takes E · log(places) steps, of K each.
     """
