@@ -63,6 +63,7 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
         usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
         "       moebius explain --step SCRIPT.py [ARGS ...]\n"
         "       moebius explain --roofline [--on DEVICE] SCRIPT.py [ARGS ...]\n"
+        "       moebius explain --routing FILE SCRIPT.py [ARGS ...]\n"
         "       moebius explain --kernels [-h] ...",
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
@@ -75,6 +76,8 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
                          "top-k would change")
     explain.add_argument("--on", metavar="DEVICE", default="here", help="for --roofline: here (this CPU, measured on "
                          "one thread), h100, h200, b200, mi300x, or a file of moebius plan --calibrate (default: here)")
+    explain.add_argument("--routing", metavar="FILE", help="instead of the reports: slots of each expert and layer in "
+                         "all calls, how uneven they are, and FILE with them for moebius plan --routing")
     html = explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     json_file = explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
@@ -107,7 +110,7 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
 @dataclass
 class Explained:
     """What ``moebius explain`` is asked for: a script with its arguments, files to write, whether to walk through the
-    captures, the device of a roofline."""
+    captures, the device of a roofline, a file for slots of experts."""
 
     script: str
     args: list[str]
@@ -115,13 +118,14 @@ class Explained:
     json: str | None = None
     walks: bool = False
     device: str | None = None
+    routing: str | None = None
 
 
 def split_explain(words: list[str]) -> Explained:
     """Our options that name a file may stand before or after the script, the others before it: scripts have words of
     such names."""
     values: dict[str, str | None] = {"--html": None, "--json": None}
-    early: dict[str, str | None] = {"--on": None}
+    early: dict[str, str | None] = {"--on": None, "--routing": None}
     rest: list[str] = []
     flags = {"--step": False, "--roofline": False}
     while words:
@@ -132,7 +136,7 @@ def split_explain(words: list[str]) -> Explained:
             break
         if name in values or (name in early and not rest):
             if not equals and not words:
-                raise UsageError(f"{name} needs {'a device' if name in early else 'the name of a file to write'}")
+                raise UsageError(f"{name} needs {'a device' if name == '--on' else 'the name of a file to write'}")
             (values if name in values else early)[name] = value if equals else words.pop(0)
         elif not rest and word in flags:
             flags[word] = True
@@ -145,7 +149,7 @@ def split_explain(words: list[str]) -> Explained:
     if early["--on"] is not None and not flags["--roofline"]:
         raise UsageError("--on names the device of --roofline: moebius explain --roofline --on h200 SCRIPT.py [ARGS]")
     device = (early["--on"] or "here") if flags["--roofline"] else None
-    return Explained(rest[0], rest[1:], values["--html"], values["--json"], flags["--step"], device)
+    return Explained(rest[0], rest[1:], values["--html"], values["--json"], flags["--step"], device, early["--routing"])
 
 
 def explain_kernels(options: list[str]) -> int:
@@ -163,7 +167,7 @@ def explain_script(asked: Explained) -> int:
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
-    for file in (html, json_file):
+    for file in (html, json_file, asked.routing):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"there is no folder {Path(file).absolute().parent} to write {file} to")
     from .api import captured_functions, keep_captured, record_captures
@@ -172,9 +176,13 @@ def explain_script(asked: Explained) -> int:
     if walks:
         record_captures()
     answer = roofline(asked.device) if asked.device is not None else None
+    if asked.routing is not None:
+        from moebius.lowering.roofline import RECORDER
+
+        RECORDER.on = True
     status, captured = run_script(path, asked.args, captured_functions)
     reports = [item.report() for item in captured]
-    for report in [] if walks or answer is not None else reports:
+    for report in [] if walks or answer is not None or asked.routing is not None else reports:
         print(f"\n{report}")
     if not reports:
         print(f"\nmoebius: {script} captured nothing: put @moebius.capture on the function to capture", file=sys.stderr)
@@ -188,9 +196,25 @@ def explain_script(asked: Explained) -> int:
         Path(json_file).write_text(json.dumps([report.to_dict() for report in reports], indent=1), encoding="utf-8")
     if answer is not None:
         print(f"\n{answer()}")
+    if asked.routing is not None:
+        print(f"\n{write_slots(asked.routing)}")
     if walks:
         walk()
     return status
+
+
+def write_slots(file: str) -> str:
+    """The slots that were counted, to a file. Returns what to print of them."""
+    import json
+
+    from moebius.lowering.roofline import RECORDER
+    from moebius.lowering.roofline.slots import render
+
+    if not (rows := RECORDER.rows()):
+        return ("moebius: no experts operator ran (with mesh= none is counted: run it on one process), so there are no "
+                f"slots for {file}")
+    Path(file).write_text(json.dumps(rows), encoding="utf-8")
+    return f"{render(rows)}\nWritten: moebius plan --routing {file}"
 
 
 def roofline(name: str) -> Callable[[], str]:

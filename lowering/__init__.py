@@ -33,6 +33,7 @@ from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Reached, whole_code, written_once
 from moebius.lowering.roofline.meter import METER
+from moebius.lowering.roofline.slots import RECORDER
 from moebius.lowering.step import checkpoint, inference
 from moebius.lowering.torch_private import may_write, returns_nothing
 from moebius.lowering.values import apply, copy_node
@@ -78,6 +79,8 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     lowered = lowered_for(graph, options)
     if METER.on:
         lowered.fn = METER.around(graph, lowered, options.backend not in OWN)
+    if RECORDER.on and options.mesh is None:  # (a rank sees the experts that it has)
+        lowered.fn = RECORDER.around(graph, lowered)
     return lowered
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moebius.lowering.planner import hardware, page, routing, search, shapes
 from moebius.lowering.planner.errors import PlannerError
+from moebius.lowering.planner.files import write_text
 from moebius.lowering.planner.models import MODELS
 from moebius.lowering.planner.plans import OPTIMIZERS, WEIGHTS, Job
 from moebius.lowering.planner.work import base_precision
@@ -54,6 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
                       "[layers][E] (default: uniform)")
     out = parser.add_argument_group("the answer")
     out.add_argument("--top", type=int, default=5, metavar="N", help="plans in each table (default: %(default)s)")
+    out.add_argument("--trace", metavar="FILE", help="also write one layer of the fastest plan that fits, what is sent "
+                     "and what is computed when, as a file that Perfetto opens")
     out.add_argument("--json", metavar="FILE", help="also write the answer as JSON; - prints it instead of the text")
     return parser
 
@@ -67,15 +70,14 @@ def run(words: Sequence[str]) -> int:
     if args.calibrate:
         return calibrate(args.calibrate)
     found = search.search(job_for(args), precisions_for(args))
+    if args.trace:
+        write_text(args.trace, json.dumps(page.as_trace(found)))
     if args.json:
         text = json.dumps(page.as_data(found, args.top), indent=1)
         if args.json == "-":
             print(text)
             return 0
-        try:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise PlannerError(f"{args.json} cannot be written: {error.strerror or error}") from None
+        write_text(args.json, text + "\n")
     print(page.render(found, args.top))
     return 0
 
@@ -88,15 +90,13 @@ def job_for(args: argparse.Namespace) -> Job:
         raise PlannerError(f"plan needs --gpus N: {EXAMPLE}")
     if args.top < 1:
         raise PlannerError(f"--top {args.top}: at least one")
-    shape = shapes.named(args.model) if args.model else shapes.read_config(args.config)
+    shape = shapes.read_config(args.config) if args.model is None else shapes.named(args.model)
     device = hardware.device(args.gpu)
     if args.network is not None:
-        if args.network <= 0:
-            raise PlannerError(f"--network {args.network:g}: above 0")
         device = hardware.with_network(device, args.network * 1e9)
     cluster = hardware.cluster(device, args.gpus, args.nodes)
     if args.routing:
-        routed = routing.read(args.routing, shape.experts, shape.top_k)
+        routed = routing.read(args.routing, shape.experts, shape.top_k, shape.moe_layers)
     else:
         routed = routing.Routing(shape.experts, shape.top_k, shape.groups, shape.group_limit)
     batch = PER_GPU * args.gpus if args.batch is None else args.batch

@@ -4,10 +4,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moebius.lowering.planner import links, work
+from moebius.lowering.planner import links, schedule, work
 from moebius.lowering.planner.hardware import Device
 from moebius.lowering.planner.memory import Memory, held_weights, memory
 from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
+from moebius.lowering.planner.schedule import Task
 from moebius.lowering.planner.traffic import RegionShape, bytes_for
 
 KINDS = ("products", "memory", "communication")
@@ -16,12 +17,12 @@ INDEX_BYTES, WEIGHT_BYTES = 8, 4  # of an expert's number and a routing weight, 
 
 @dataclass(frozen=True)
 class Term:
-    """Seconds of a step that one thing takes. hidden: it may run while products do."""
+    """Seconds of a step that one thing takes. hidden: so many of them run beside products."""
 
     name: str
     kind: str
     seconds: float
-    hidden: bool = False
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Cost:
     terms: tuple[Term, ...]
     memory: Memory
     flops: float  # that the model asks for, without what runs again: one rank, one step
+    layer: tuple[list[Task], list[Task]]  # forward and backward of one layer's experts and one microbatch
 
     @property
     def device(self) -> Device:
@@ -45,9 +47,8 @@ class Cost:
     @property
     def exposed(self) -> float:
         """Seconds of communication during which nothing else runs."""
-        hidden = sum(term.seconds for term in self.terms if term.kind == "communication" and term.hidden)
-        open_ = self.seconds("communication") - hidden
-        return open_ + max(0.0, hidden - self.seconds("products") - self.seconds("memory"))
+        beside = self.seconds("products") + self.seconds("memory")
+        return self.seconds("communication") - min(beside, sum(term.hidden for term in self.terms))
 
     @property
     def step(self) -> float:
@@ -91,18 +92,19 @@ class Predictor:
         tokens = float(plan.microbatch * job.sequence)
         count = job.local_batch // plan.microbatch
         group = links.expert_group(job.cluster, plan)
-        ranks, nodes = job.routing.reached(group.ranks), job.routing.reached(group.nodes)
-        busy = job.routing.busiest(group.ranks) if plan.expert > 1 else 1.0
-        rows = links.rows(job.cluster, plan, ranks, nodes, shape.top_k, tokens)
+        spread = job.routing.spread(group.ranks, group.nodes, plan.replicas)
+        busy = spread.busiest
+        rows = links.rows(job.cluster, plan, spread.ranks, spread.nodes, shape.top_k, tokens)
         slots, arrived = tokens * shape.top_k * busy, rows.here * min(busy, shape.top_k)
+        layer = self._layer(plan, tokens, slots, arrived, rows, busy)
         terms = [
             *self._products(plan, tokens, slots, count),
             *self._moves(plan, tokens, slots, arrived, count),
-            *self._exchanges(plan, rows, busy, count),
+            *self._exchanges(plan, layer, count),
             *self._weights(plan, count),
         ]
         held = memory(job, plan, tokens, slots, arrived)
-        return Cost(job, plan, tuple(term for term in terms if term.seconds), held, self._asked())
+        return Cost(job, plan, tuple(term for term in terms if term.seconds), held, self._asked(), layer)
 
     def _seconds(self, works: Iterable[work.Work], precision: str | None = None) -> float:
         device = self.device
@@ -125,7 +127,8 @@ class Predictor:
         shape = job.shape
         again = 1 if plan.save == "layers" else 0
         times = (1 + work.BACKWARD + again) * count
-        attention = self._seconds(work.attention_products(job, tokens))
+        around, itself = (self._seconds([one]) for one in work.attention_products(job, tokens))
+        attention = around * times + itself * (1 + work.ATTENTION_BACKWARD + again) * count
         router = work.product(tokens, shape.width * shape.experts, shape.width + shape.experts, 4)
         dense = shape.dense_layers * self._seconds(work.mlp_products(job, tokens, shape.dense_width))
         shared = self._seconds([router, *work.mlp_products(job, tokens, shape.shared_width)])
@@ -136,7 +139,7 @@ class Predictor:
             extra = self._seconds([work.expert_product(job, plan, slots, part)], plan.precision)
         head = self._seconds([work.head_product(job, tokens)]) * (1 + work.BACKWARD) * count
         return [
-            Term("attention", "products", shape.layers * attention * times),
+            Term("attention", "products", shape.layers * attention),
             Term("dense and shared MLPs, routers", "products", (dense + shape.moe_layers * shared) * times),
             Term("experts", "products", shape.moe_layers * (experts * times + extra * count)),
             Term("head", "products", head),
@@ -165,29 +168,42 @@ class Predictor:
             Term("optimizer", "memory", self._seconds([work.optimizer_moves(job, updated)])),
         ]
 
-    def _exchanges(self, plan: Candidate, rows: links.Rows, busy: float, count: int) -> list[Term]:
-        """Tokens to their experts and back, forward and backward, in each layer."""
+    def _layer(self, plan: Candidate, tokens: float, slots: float, arrived: float, rows: links.Rows,
+               busy: float) -> tuple[list[Task], list[Task]]:
+        """Tokens to their experts and back, forward and backward, and what the device does meanwhile: one layer."""
         job = self.job
         shape, cluster = job.shape, job.cluster
         group = links.expert_group(cluster, plan)
-        if group.ranks == 1:
-            return []
         region = RegionShape(0, shape.top_k, shape.experts, shape.width, cluster.device.element, WEIGHT_BYTES,
                              INDEX_BYTES)
         each = bytes_for(region, group.ranks, 1.0, 1.0)  # of one row, out and back, forward and backward
-        seconds = []
-        for there, back in ((each.dispatch, 0.0), (0.0, each.combine)):
-            row = (there + back) / 2
-            seconds.append(2 * links.all_to_all(cluster, group, rows.near * row * busy, rows.far * row * busy))
+        there, back = (plan.chunks * links.all_to_all(cluster, group, rows.near * part / plan.chunks,
+                                                      rows.far * part / plan.chunks)
+                       for part in (each.dispatch / 2 * busy, each.combine / 2 * busy))
+        experts = self._seconds([work.expert_product(job, plan, slots)], plan.precision)
+        experts += self._seconds([work.expert_moves(job, plan, tokens, slots, arrived)])
+        shared = self._seconds([*work.mlp_products(job, tokens, shape.shared_width),
+                                work.mlp_moves(job, tokens, shape.shared_width)]) if shape.shared_width else 0.0
+        return (schedule.forward(plan.chunks, there, experts, back, shared),
+                schedule.backward(plan.chunks, there, work.BACKWARD * experts, back, work.BACKWARD * shared))
+
+    def _exchanges(self, plan: Candidate, layer: tuple[list[Task], list[Task]], count: int) -> list[Term]:
+        """What a layer's schedule sends, in all of them; and how much of it runs beside the layer's products."""
+        shape, cluster = self.job.shape, self.job.cluster
+        group = links.expert_group(cluster, plan)
+        if group.ranks == 1:
+            return []
+        times = [shape.moe_layers * count * (2 if plan.save == "layers" else 1), shape.moe_layers * count]
+        sent = {name: sum(n * task.seconds for n, tasks in zip(times, layer, strict=True) for task in tasks
+                          if task.on == schedule.LINK and task.name.startswith(starts))
+                for name, starts in (("dispatch", ("dispatch", "results")), ("combine", ("combine", "tokens")))}
+        hidden = sum(n * schedule.hidden(tasks) for n, tasks in zip(times, layer, strict=True))
         # what is sent beside rows: counts before forward and backward; indices and weights there, weights' gradients
         # back, each an exchange of its own
-        small = 5 * links.all_to_all(cluster, group, 0.0, 0.0)
-        times = shape.moe_layers * count * (1.5 if plan.save == "layers" else 1.0)
-        hidden = plan.chunks > 1
+        small = 5 * links.all_to_all(cluster, group, 0.0, 0.0) * plan.chunks * sum(times) / 2
         return [
-            Term("dispatch", "communication", seconds[0] * times, hidden),
-            Term("combine", "communication", seconds[1] * times, hidden),
-            Term("counts and routing weights", "communication", small * times * plan.chunks, hidden),
+            *(Term(name, "communication", own, hidden * own / sum(sent.values())) for name, own in sent.items()),
+            Term("counts and routing weights", "communication", small),
         ]
 
     def _weights(self, plan: Candidate, count: int) -> list[Term]:
@@ -202,17 +218,21 @@ class Predictor:
             gathered = links.gather(cluster, everyone, others * min(wide, b)) + links.gather(
                 cluster, data, experts * min(wide, b))
             reduced = links.gather(cluster, everyone, others * wide) + links.gather(cluster, data, experts * wide)
-            return [Term("weights gathered", "communication", 2 * gathered * count, True),
-                    Term("gradients averaged", "communication", reduced * count, True)]
+            return [Term("weights gathered", "communication", 2 * gathered * count, 2 * gathered * count),
+                    Term("gradients averaged", "communication", reduced * count, reduced * count)]
         times = 1 if plan.once else count
+        group = links.expert_group(cluster, plan)
+        spread = job.routing.spread(group.ranks, group.nodes, plan.replicas)
+        shared = spread.shared * job.shape.moe_layers * job.shape.expert_parameters * wide
         if plan.shard == "optimizer":
             each = links.gather(cluster, everyone, others * wide) + links.gather(cluster, data, experts * wide)
-            return [Term("gradients averaged", "communication", each * times, plan.chunks > 1),
-                    Term("weights gathered", "communication", each, plan.chunks > 1)]
+            return [Term("gradients averaged", "communication", each * times),
+                    Term("weights gathered", "communication", each)]
         # one axis of the mesh after the other, as lowering/distribution/reduce.py does it
         seconds = sum(links.all_reduce(cluster, group, others * wide) for group in (data, ep))
         seconds += links.all_reduce(cluster, data, experts * wide)
         passes = (others if cluster.ranks > 1 else 0.0) + (experts if plan.data > 1 else 0.0)
         moved = self._seconds([work.Work("moves", moved=passes * wide * work.AVERAGE_PASSES)])
-        return [Term("gradients averaged", "communication", seconds * times, plan.chunks > 1),
+        return [Term("gradients averaged", "communication", seconds * times),
+                Term("replicas' gradients", "communication", links.all_reduce(cluster, ep, shared) * times),
                 Term("gradients to buckets and back", "memory", moved * times)]

@@ -8,6 +8,14 @@ from typing import Any
 from moebius.lowering.planner.errors import PlannerError
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Raises PlannerError where the file cannot be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
 def read_json(path: str | Path) -> Any:
     """What a JSON file holds. Raises PlannerError where it cannot be read."""
     try:

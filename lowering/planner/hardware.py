@@ -12,11 +12,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.files import read_json
 
 PRECISIONS = ("bf16", "fp8", "mxfp8")
+MOST = 1 << 20  # GPUs of a cluster
+MAY_BE_ZERO = {"reserved", "launch", "near_start", "far_start", "peer_start"}  # of a device's figures and shares
+
+
+def above_zero(value: Any, or_zero: bool = False) -> bool:
+    """Whether a value is a number that can be counted with."""
+    return type(value) in (int, float) and math.isfinite(value) and (value > 0 or (or_zero and value == 0))
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ DEVICES: dict[str, Device] = {
     "h200": Device("H200 SXM", _rates(989.4e12, 1978.9e12, False), 141e9, 4.8e12, 450e9, NDR,
                    source="NVIDIA H200 datasheet: SXM; NVLink 900 GB/s in both directions together"),
     "b200": Device("B200 (HGX)", _rates(2250e12, 4500e12, True), 180e9, 8e12, 900e9, NDR,
+                   reached=Reached(dense=0.60, grouped=0.35, attention=0.40),  # after B200's runs in docs/plan.md
                    source="NVIDIA DGX B200 datasheet, an eighth of 1,440 GB, 64 TB/s, 72 PFLOP/s FP8 with sparsity; "
                           "NVLink 1.8 TB/s in both directions together"),
     "mi300x": Device("MI300X", _rates(1307.4e12, 2614.9e12, False), 192e9, 5.3e12, 448e9, NDR,
@@ -146,25 +155,45 @@ def device(name: str) -> Device:
                        f"`moebius plan --calibrate FILE.json` writes")
 
 
+def divisors(number: int) -> list[int]:
+    """Of a whole number above 0, in order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
+
+
 def cluster(chosen: Device, gpus: int, nodes: int | None = None) -> Cluster:
     """``gpus`` devices on so many nodes (None: as few as hold them). Raises PlannerError where they do not divide."""
-    if gpus < 1:
-        raise PlannerError(f"--gpus {gpus}: at least one")
+    if not 1 <= gpus <= MOST:
+        raise PlannerError(f"--gpus {gpus}: at least one, at most {MOST}")
     if nodes is None:
         nodes = -(-gpus // chosen.per_node)
     if nodes < 1:
         raise PlannerError(f"--nodes {nodes}: at least one")
     if gpus % nodes:
-        fit = [n for n in range(1, gpus + 1) if gpus % n == 0]
-        close = sorted(sorted(fit, key=lambda n: abs(n - nodes))[:3])
+        close = sorted(sorted(divisors(gpus), key=lambda n: abs(n - nodes))[:3])
         raise PlannerError(f"{gpus} GPUs do not divide into {nodes} equal nodes; --nodes {' or '.join(map(str, close))}"
                            f" does, and --gpus {gpus // nodes * nodes or nodes} with {nodes} nodes")
     return Cluster(chosen, nodes, gpus // nodes)
 
 
 def with_network(found: Device, rate: float) -> Device:
-    """The device with so many bytes/s between nodes."""
+    """The device with so many bytes/s between nodes. Raises PlannerError for what is no rate."""
+    if not above_zero(rate):
+        raise PlannerError(f"--network {rate / 1e9:g}: a number above 0")
     return replace(found, far_rate=rate)
+
+
+def check(found: Device) -> None:
+    """Raises ValueError where a figure of a device is none."""
+    figures = {**vars(found), **vars(found.reached), **{f"rates[{p}]": rate for p, rate in found.rates.items()},
+               **{f"by_rows[{rows}]": share for rows, share in found.reached.by_rows}}
+    for name in ("name", "source", "rates", "reached", "by_rows", "overlaps"):
+        del figures[name]
+    wrong = [f"{name}={value!r}" for name, value in figures.items() if not above_zero(value, name in MAY_BE_ZERO)]
+    if wrong or not found.rates:
+        raise ValueError(", ".join(wrong) or "no rates")
+    if not all(type(value) is int for value in (found.per_node, found.element, found.reached.tile)):
+        raise ValueError("per_node, element and tile are whole numbers")
 
 
 def write(found: Device, path: str | Path) -> None:
@@ -177,7 +206,9 @@ def read(path: str | Path) -> Device:
     try:
         reached = Reached(**{f.name: held["reached"][f.name] for f in fields(Reached) if f.name in held["reached"]})
         reached = replace(reached, by_rows=tuple((int(rows), float(share)) for rows, share in reached.by_rows))
-        return replace(Device(**{**held, "reached": reached}), name=str(held["name"]))
-    except (TypeError, KeyError) as error:
+        found = replace(Device(**{**held, "reached": reached}), name=str(held["name"]))
+        check(found)
+        return found
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise PlannerError(f"{path} is no file of a device ({type(error).__name__}: {error}); "
                            f"`moebius plan --calibrate {path}` writes one") from None

@@ -42,16 +42,21 @@ def split(job: Job, plan: Candidate, what: str) -> float:
     return others / job.cluster.ranks + experts / plan.data
 
 
+def norm_saved(job: Job) -> float:
+    """Bytes for each number that a norm takes: its input, or, operator by operator, its input and its result before the
+    weight, in float32 and in b."""
+    b = job.cluster.device.element
+    return (4 + b if b < 4 else 2 * b) if job.eager else b
+
+
 def attention_saved(job: Job) -> float:
     """Bytes for each token of what one layer's attention and its two norms keep, the norms' results among them."""
     shape, b = job.shape, job.cluster.device.element
     turned = shape.heads * shape.query_width + shape.key_value_heads * shape.query_width
-    each = turned * b + shape.key_value_heads * shape.value_width * b + shape.heads * shape.value_width * b
-    # a norm keeps its input, or, operator by operator, its input and its result before the weight, in float32 and in b
-    norm = (4 + b if b < 4 else 2 * b) if job.eager else b
-    each += 2 * shape.width * (norm + b)
+    each = float(turned * b) + shape.key_value_heads * shape.value_width * b + shape.heads * shape.value_width * b
+    each += 2 * shape.width * (norm_saved(job) + b)
     if shape.head_norms:
-        each += turned * norm
+        each += turned * norm_saved(job)
     if len(shape.keys_values) == 3:
         each += (sum(shape.keys_values[1:]) + sum(shape.queries[1:-1])) * b
     return each
@@ -100,6 +105,7 @@ def memory(job: Job, plan: Candidate, tokens: float, slots: float, arrived: floa
     if plan.save == "layers":
         working += saved / shape.layers
         saved = shape.layers * tokens * shape.width * b
+    saved += tokens * shape.width * (norm_saved(job) + b)  # the last norm, and what the head takes
     loss = tokens * shape.vocabulary * ((b + 8 + (4 if b < 4 else 0)) if job.eager else 2 * b)
     return Memory(whole * wide, whole * wide, states * wide * OPTIMIZERS[job.optimizer], copies, saved, loss, working,
                   job.cluster.device.reserved)

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moebius.lowering.planner import search
+from moebius.lowering.planner import schedule, search
 from moebius.lowering.planner.costs import Cost
+from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.hardware import Cluster
 from moebius.lowering.planner.memory import Memory
 from moebius.lowering.planner.work import base_precision
@@ -22,7 +23,8 @@ def record(cost: Cost) -> dict[str, Any]:
     return {
         "mesh": {"dp": plan.data, "ep": plan.expert}, "microbatch": plan.microbatch, "save": plan.save,
         "precision": plan.precision, "level": plan.level, "shard": plan.shard, "average_once": plan.once,
-        "chunks": plan.chunks, "runs": cost.runs, "missing": list(plan.missing()), "fits": cost.fits,
+        "chunks": plan.chunks, "replicas": plan.replicas, "runs": cost.runs, "missing": list(plan.missing()),
+        "fits": cost.fits,
         "seconds": {
             "step": cost.step, "products": cost.seconds("products"), "memory": cost.seconds("memory"),
             "communication": cost.seconds("communication"), "exposed": cost.exposed,
@@ -45,6 +47,8 @@ def as_data(found: search.Found, top: int) -> dict[str, Any]:
         "operators": "eager" if job.eager else "fused", "tried": found.tried,
         "running": [record(cost) for cost in running], "later": [record(cost) for cost in later],
     }
+    if job.routing.shares and (ranks := shared_by(found)) > 1:
+        data["balance"] = {"ranks": ranks, "placements": [vars(one) for one in search.balances(job, ranks)]}
     if running:
         data["limit"] = search.limit(running[0], found)
         if len(running) > 1:
@@ -53,6 +57,16 @@ def as_data(found: search.Found, top: int) -> dict[str, Any]:
         data["smallest"] = {kind: None if (cluster := search.smallest(job, kind == "running")) is None else
                             cluster.ranks for kind in ("running", "later")}
     return data
+
+
+def as_trace(found: search.Found) -> dict[str, Any]:
+    """One layer of the fastest plan that fits, for Perfetto. Raises PlannerError where none does."""
+    fit = [*found.running[:1], *found.later[:1]]
+    if not fit:
+        raise PlannerError("no plan fits: there is nothing to trace")
+    best = min(fit, key=lambda cost: cost.step)
+    return schedule.trace(zip(("forward", "backward"), best.layer, strict=True),
+                          f"{best.plan.mesh}, chunks: {best.plan.chunks}")
 
 
 def render(found: search.Found, top: int) -> str:
@@ -83,8 +97,35 @@ def render(found: search.Found, top: int) -> str:
         if running:
             lines.append(f"Against the best above: {search.why(running[0], later[0])} there.")
         lines.append("")
+    lines += balance(found)
     lines.append("Predictions, not measurements: docs/plan.md says what they rest on and how far off they have been.")
     return "\n".join(lines)
+
+
+def shared_by(found: search.Found) -> int:
+    """Ranks that share the experts in the first plan where several do; 1 where none."""
+    plans = [cost.plan.expert for cost in (*found.running, *found.later) if cost.plan.expert > 1]
+    return plans[0] if plans else 1
+
+
+def balance(found: search.Found) -> list[str]:
+    """How even the ranks are under a recorded load, as experts stand and as they could, with bars."""
+    ranks = shared_by(found)
+    if not found.job.routing.shares or ranks == 1:
+        return []
+    rows = search.balances(found.job, ranks)
+    lines = [f"Recorded load on {ranks} expert ranks: slots of the busiest rank over the mean, mean of the layers"]
+    lines += bars([("in order" if one.replicas is None else f"by load, {one.replicas or 'no'} more on each rank",
+                    one.highest, f"{one.moved / GB:.1f} GB to move, {1e3 * one.seconds:.0f} ms" if one.moved else "")
+                   for one in rows])
+    return [*lines, ""]
+
+
+def bars(rows: Sequence[tuple[str, float, str]]) -> list[str]:
+    """A line for each (name, number above 0, note)."""
+    most = max((number for _, number, _ in rows), default=1.0)
+    return [f"  {name:<32}{number:>6.2f}  {'█' * max(1, round(40 * number / max(most, 1e-9)))}  {note}".rstrip()
+            for name, number, note in rows]
 
 
 def table(costs: Sequence[Cost]) -> list[str]:

@@ -11,6 +11,7 @@ from moebius.lowering.planner.shapes import ModelShape
 SHARDS = ("none", "optimizer", "all")
 LEVELS = ("rank", "node", "slot")
 SAVES = ("default", "fp8", "recompute", "layers")
+MOST = 1 << 30  # sequences of a step, tokens of one
 WEIGHTS = {"fp32": 4, "bf16": 2}
 OPTIMIZERS = {"adamw": 2, "sgd": 0}  # numbers of state for each weight
 
@@ -46,8 +47,10 @@ class Job:
     def check(self) -> None:
         """Raise PlannerError for what cannot be."""
         ranks = self.cluster.ranks
-        if self.sequence < 1:
-            raise PlannerError(f"--seq {self.sequence}: at least one token")
+        if not 1 <= self.sequence <= MOST:
+            raise PlannerError(f"--seq {self.sequence}: at least one token, at most {MOST}")
+        if self.batch > MOST:
+            raise PlannerError(f"--batch {self.batch}: at most {MOST} sequences")
         if self.batch < 1 or self.batch % ranks:
             below = self.batch // ranks * ranks
             hint = f"{below} or {below + ranks}" if below else str(ranks)
@@ -64,6 +67,7 @@ class Candidate:
     each layer keeps its input alone and runs again (torch's checkpoint). precision: of the experts' products.
     microbatch: sequences that a rank takes at once. once: gradients are averaged once a step, not at the end of each
     backward. chunks: the exchange of one chunk of the tokens runs while another's experts compute; 1: nothing overlaps.
+    replicas: experts are placed by their load, and a rank has so many more for replicas of busy ones; None: in order.
     """
 
     data: int
@@ -75,14 +79,16 @@ class Candidate:
     shard: str = "none"
     once: bool = False
     chunks: int = 1
+    replicas: int | None = None
 
     @property
     def mesh(self) -> str:
-        return f"dp={self.data} × ep={self.expert}"
+        placed = "" if self.replicas is None else f", by load{f' +{self.replicas}' if self.replicas else ''}"
+        return f"dp={self.data} × ep={self.expert}{placed}"
 
     def local_experts(self, shape: ModelShape) -> int:
         """Of the rank that has most."""
-        return -(-shape.experts // self.expert)
+        return -(-shape.experts // self.expert) + (self.replicas or 0)
 
     def missing(self) -> tuple[str, ...]:
         """What moebius does not do yet that this plan needs; empty: it runs."""
@@ -95,6 +101,8 @@ class Candidate:
             found.append("one copy of a token for each node")
         if self.level == "slot":
             found.append("one copy of a token for each slot")
+        if self.replicas is not None:
+            found.append("experts placed by their load" + f", {self.replicas} more on each rank" * (self.replicas > 0))
         if self.once:
             found.append("gradients averaged once a step")
         if self.chunks > 1:

@@ -7,18 +7,31 @@ greatest entropy). Equal counts give the uniform case. Expected values are exact
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
-from math import comb
+from math import comb, inf
 from pathlib import Path
+from statistics import fmean as mean
 
+from moebius.lowering.planner import balance
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.files import read_json
-from moebius.lowering.planner.traffic import chunk_span
+from moebius.lowering.planner.traffic import chunk_span, expected_destinations
 
 ROUNDS, CLOSE = 100, 1e-6  # of the search for odds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Means over layers. ranks, nodes: distinct ones that a token goes to. busiest: slots of the rank with most of them
+    over the mean (all wait for it in each layer). shared: experts on an average rank that stand on others too."""
+
+    ranks: float
+    nodes: float
+    busiest: float
+    shared: float
 
 
 @dataclass(frozen=True)
@@ -34,29 +47,37 @@ class Routing:
     odds: tuple[tuple[float, ...], ...] = ()
     shares: tuple[tuple[float, ...], ...] = ()
 
-    def reached(self, places: int) -> float:
-        """Distinct places that a token goes to where so many share the experts as ranks do. Mean over layers."""
-        if places == 1:
-            return 1.0
+    known: dict[tuple[int, int, int | None], Spread] = field(default_factory=dict, compare=False, repr=False)
+
+    def spread(self, ranks: int, nodes: int, replicas: int | None = None) -> Spread:
+        """Where so many ranks, in so many nodes, share the experts: in the order of their numbers, or (replicas, which
+        needs recorded slots) by load, each layer for itself."""
+        key = (ranks, nodes, replicas)
+        if key not in self.known:
+            self.known[key] = self._spread(*key)
+        return self.known[key]
+
+    def placements(self, ranks: int, nodes: int, replicas: int | None) -> list[balance.Placement]:
+        """Of each layer that was recorded."""
+        if replicas is None:
+            return [balance.in_order(self.experts, ranks)] * max(1, len(self.shares))
+        groups = self.groups if self.limit < self.groups else 1
+        return [balance.by_load(layer, ranks, replicas, nodes, groups) for layer in self.shares]
+
+    def _spread(self, ranks: int, nodes: int, replicas: int | None) -> Spread:
+        placed = self.placements(ranks, nodes, replicas)
+        shares = self.shares or ((1 / self.experts,) * self.experts,)
+        busiest = mean(one.imbalance(layer) for one, layer in zip(placed, shares, strict=True))
+        copies = mean(sum(n for n in one.copies() if n > 1) / ranks for one in placed)
+        return Spread(self._reached(placed, ranks), self._reached(placed, nodes), busiest, copies)
+
+    def _reached(self, placed: list[balance.Placement], places: int) -> float:
         if self.odds:
-            return sum(reached_with_odds(odds, self.top_k, places) for odds in self.odds) / len(self.odds)
+            return mean(reached_with_odds(odds, self.top_k, one.parts(places))
+                        for odds, one in zip(self.odds, placed, strict=True))
         if self.groups > 1 and self.limit < self.groups:
             return reached_in_groups(self.experts, self.top_k, self.groups, self.limit, places)
-        return reached_uniformly(self.experts, self.top_k, places)
-
-    def busiest(self, places: int) -> float:
-        """Slots of the place with most of them, over the mean. Mean over layers: all wait for it in each."""
-        spans = [chunk_span(self.experts, places, place) for place in range(places)]
-        if not self.shares:
-            return max(high - low for low, high in spans) * places / self.experts
-        return sum(max(sum(s[low:high]) for low, high in spans) for s in self.shares) * places / len(self.shares)
-
-
-@cache
-def reached_uniformly(experts: int, top_k: int, places: int) -> float:
-    """Σ over places of 1 − C(E − E_p, K) / C(E, K)."""
-    spans = (chunk_span(experts, places, place) for place in range(places))
-    return sum(1.0 - comb(experts - (high - low), top_k) / comb(experts, top_k) for low, high in spans)
+        return expected_destinations(places, self.experts, self.top_k)
 
 
 @cache
@@ -81,24 +102,35 @@ def reached_in_groups(experts: int, top_k: int, groups: int, limit: int, places:
     return found
 
 
-def symmetric(values: Sequence[float], degree: int) -> list[float]:
-    """Elementary symmetric polynomials e_0 … e_degree of the values."""
-    found = [1.0] + [0.0] * degree
+def times(polynomial: list[float], values: Iterable[float]) -> list[float]:
+    """Times 1 + value · x for each value, as many terms."""
+    found = list(polynomial)
     for value in values:
-        for k in range(degree, 0, -1):
+        for k in range(len(found) - 1, 0, -1):
             found[k] += value * found[k - 1]
     return found
 
 
-@cache
-def reached_with_odds(odds: tuple[float, ...], top_k: int, places: int) -> float:
-    """Σ over places of 1 − e_K(odds of all others' experts) / e_K(odds)."""
-    whole = symmetric(odds, top_k)[top_k]
-    found = 0.0
-    for place in range(places):
-        low, high = chunk_span(len(odds), places, place)
-        found += 1.0 - symmetric(odds[:low] + odds[high:], top_k)[top_k] / whole
-    return found
+def reached_with_odds(odds: Sequence[float], top_k: int, parts: Sequence[dict[int, float]]) -> float:
+    """Distinct places. parts: of each, the part of an expert's slots that goes there, each slot for itself. A place p
+    is missed with e_K(odds · (1 − part of p)) / e_K(odds), e_K the elementary symmetric polynomial.
+
+    Halves of the places share what is no part of either, so that this takes E · log(places) steps, of K each.
+    """
+    one = [1.0] + [0.0] * top_k
+    whole = times(one, odds)[top_k]
+
+    def missed(low: int, high: int, outside: list[float]) -> float:
+        """Σ over places [low, high) of the numerator. outside: the polynomial of all experts with no part in any."""
+        if high - low == 1:
+            return times(outside, [odds[e] * (1 - part) for e, part in parts[low].items()])[top_k]
+        half = (low + high) // 2
+        left, right = (set().union(*parts[a:b]) for a, b in ((low, half), (half, high)))
+        return (missed(low, half, times(outside, [odds[e] for e in sorted(right - left)]))
+                + missed(half, high, times(outside, [odds[e] for e in sorted(left - right)])))
+
+    nowhere = set(range(len(odds))).difference(*parts)
+    return len(parts) - missed(0, len(parts), times(one, [odds[e] for e in sorted(nowhere)])) / whole
 
 
 def chosen(odds: Sequence[float], top_k: int) -> list[float]:
@@ -153,13 +185,15 @@ def from_counts(counts: Sequence[Sequence[float]], top_k: int) -> Routing:
     return Routing(len(counts[0]), top_k, odds=tuple(odds_for(layer, top_k) for layer in shares), shares=shares)
 
 
-def read(path: str | Path, experts: int, top_k: int) -> Routing:
+def read(path: str | Path, experts: int, top_k: int, expert_layers: int) -> Routing:
     """A recorded histogram: JSON, [E] numbers or [layers][E]. Raises PlannerError where it does not fit."""
     held = read_json(path)
     layers = held if isinstance(held, list) and held and isinstance(held[0], list) else [held]
     for layer in layers:
-        numbers = isinstance(layer, list) and all(type(n) in (int, float) and n >= 0 for n in layer)
+        numbers = isinstance(layer, list) and all(type(n) in (int, float) and 0 <= n < inf for n in layer)
         if not numbers or len(layer) != experts or sum(n > 0 for n in layer) < top_k:
             raise PlannerError(f"{path}: a list of {experts} numbers is wanted, slots of each expert (or such a list "
                                f"for each layer), at least {top_k} of them above 0")
+    if len(layers) not in (1, expert_layers):
+        raise PlannerError(f"{path} has counts of {len(layers)} layers, and the model has {expert_layers} with experts")
     return from_counts(layers, top_k)

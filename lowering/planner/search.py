@@ -3,15 +3,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from moebius.lowering.planner.costs import Cost, Predictor
-from moebius.lowering.planner.hardware import Cluster
-from moebius.lowering.planner.links import expert_group
-from moebius.lowering.planner.plans import SAVES, SHARDS, Candidate, Job
+from moebius.lowering.planner.hardware import Cluster, divisors
+from moebius.lowering.planner.links import all_to_all, expert_group
+from moebius.lowering.planner.plans import OPTIMIZERS, SAVES, SHARDS, WEIGHTS, Candidate, Job
 from moebius.lowering.planner.work import base_precision
 
 LARGEST = 65536  # GPUs, of a search for how many a model needs
 CHUNKS = (1, 2, 4)
+REPLICAS = (0, 1)  # on each rank, where experts are placed by a recorded load
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,6 @@ class Found:
     later: tuple[Cost, ...]
     too_large: tuple[Cost, ...]
     tried: int
-
-
-def divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def meshes(job: Job) -> Iterator[tuple[int, int]]:
@@ -52,6 +50,10 @@ def candidates(job: Job, precisions: Sequence[str] = ()) -> Iterator[Candidate]:
                             for once in (False, True) if many and shard != "all" else (False,):
                                 for chunks in CHUNKS if expert > 1 else (1,):
                                     yield replace(first, save=save, level=level, shard=shard, once=once, chunks=chunks)
+                for replicas in REPLICAS if job.routing.odds and expert > 1 else ():
+                    if -(-job.shape.experts // expert) + replicas <= job.shape.experts:
+                        for save, shard, chunks in product(SAVES, SHARDS, CHUNKS):
+                            yield replace(first, save=save, shard=shard, chunks=chunks, replicas=replicas)
 
 
 def search(job: Job, precisions: Sequence[str] = ()) -> Found:
@@ -67,9 +69,9 @@ def search(job: Job, precisions: Sequence[str] = ()) -> Found:
 
 def simplest(costs: Sequence[Cost], within: float = 0.01) -> list[Cost]:
     """The fastest plan of each mesh that needs least beside: of those within a share of it."""
-    best: dict[tuple[int, int], Cost] = {}
+    best: dict[str, Cost] = {}
     for cost in costs:
-        place = (cost.plan.data, cost.plan.expert)
+        place = cost.plan.mesh
         if place not in best:
             best[place] = cost
         elif cost.step <= best[place].step * (1 + within) and _needs(cost) < _needs(best[place]):
@@ -106,6 +108,36 @@ def smallest(job: Job, running: bool) -> Cluster | None:
                     if Predictor(small).cost(plan).fits:
                         return cluster
     return None
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How even ranks are with experts placed so. replicas: as a plan has them. highest: slots of the busiest rank over
+    the mean, mean over layers. moved, seconds: bytes that come to the rank that gets most when experts go there from
+    their order, with gradients' and optimizer's state, and how long that takes."""
+
+    replicas: int | None
+    highest: float
+    moved: float
+    seconds: float
+
+
+def balances(job: Job, expert: int) -> list[Balance]:
+    """Of each placement on so many expert ranks, in order first; of a recorded load."""
+    plan = Candidate(job.cluster.ranks // expert, expert, 1, base_precision(job.cluster.device))
+    group, found = expert_group(job.cluster, plan), []
+    before = job.routing.placements(expert, group.nodes, None)
+    each = job.shape.expert_parameters * WEIGHTS[job.weights] * (1 + OPTIMIZERS[job.optimizer])
+    for replicas in (None, *REPLICAS):
+        if replicas and -(-job.shape.experts // expert) + replicas > job.shape.experts:
+            continue
+        placed = job.routing.placements(expert, group.nodes, replicas)
+        came = sum(now.arrivals(then) for now, then in zip(placed, before, strict=True)) / len(placed)
+        moved = came * job.shape.moe_layers * each
+        here = (group.per_node - 1) / max(1, group.ranks - 1)
+        seconds = all_to_all(job.cluster, group, moved * here, moved * (1 - here)) if moved else 0.0
+        found.append(Balance(replicas, job.routing.spread(expert, group.nodes, replicas).busiest, moved, seconds))
+    return found
 
 
 def why(worse: Cost, better: Cost) -> str:

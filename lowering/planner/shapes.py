@@ -15,6 +15,7 @@ from moebius.lowering.planner.models import MODELS
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+MOST = 1 << 24  # of any number in a configuration
 HEAD_NORMS = ("qwen3_moe", "olmoe")  # model types whose attention norms queries and keys, without a key that says so
 
 
@@ -51,6 +52,19 @@ class ModelShape:
     groups: int = 1
     group_limit: int = 1
     gates: int = 2  # matrices into the expert's width: with a gate two
+
+    def __post_init__(self) -> None:
+        """Raises PlannerError for what cannot be."""
+        if self.heads > self.width:
+            raise PlannerError(f"{self.name}: {self.heads} heads of {self.width} numbers")
+        if self.top_k > self.experts:
+            raise PlannerError(f"{self.name}: {self.top_k} experts a token, and there are {self.experts}")
+        if self.experts % self.groups or self.group_limit > self.groups:
+            raise PlannerError(f"{self.name}: a token's experts in {self.group_limit} of {self.groups} groups of "
+                               f"{self.experts} experts: groups have equally many, and a token has some of them")
+        if self.groups > 1 and self.experts // self.groups * self.group_limit < self.top_k:
+            raise PlannerError(f"{self.name}: {self.group_limit} of {self.groups} groups of {self.experts} experts "
+                               f"have no {self.top_k} for a token")
 
     @property
     def moe_layers(self) -> int:
@@ -132,42 +146,48 @@ def read_config(path: str | Path) -> ModelShape:
 
 def _first(config: dict[str, Any], keys: Iterable[str], what: str) -> int:
     for key in keys:
-        if type(config.get(key)) is int and config[key] > 0:
+        if type(config.get(key)) is int and 0 < config[key] <= MOST:
             return config[key]
     raise PlannerError(f"the configuration has no {what}: one of {', '.join(keys)} as a whole number above 0")
 
 
+def _or(config: dict[str, Any], key: str, otherwise: int) -> int:
+    """A number that a configuration may leave out, or set to null or 0."""
+    return _first(config, [key], key) if config.get(key) else otherwise
+
+
 def shape_of(config: dict[str, Any], name: str = "") -> ModelShape:
     """The shape of a model with this config.json. Raises PlannerError for one without experts or without sizes."""
-    config = {**config, **config.get("text_config", {})}
+    inner = config.get("text_config")
+    config = {**config, **(inner if isinstance(inner, dict) else {})}
     name = name or str(config.get("model_type", "model"))
     if not any(config.get(key) for key in EXPERTS):
         raise PlannerError(f"{name} has no experts ({', '.join(EXPERTS)}): the planner knows MoE models")
 
-    def size(key: str, otherwise: int | None = None) -> int:
-        return _first({**({} if otherwise is None else {key: otherwise}),
-                       **{k: v for k, v in config.items() if v is not None}}, [key], key)
+    def size(key: str) -> int:
+        return _first(config, [key], key)
 
     width, layers, heads = size("hidden_size"), size("num_hidden_layers"), size("num_attention_heads")
     expert_width, kind = _first(config, EXPERT_WIDTH, "width of an expert"), config.get("model_type")
-    kv_heads = size("num_key_value_heads", heads)
-    head_width = size("head_dim", width // heads)
+    kv_heads = _or(config, "num_key_value_heads", heads)
+    head_width = _or(config, "head_dim", width // heads)
     queries: tuple[int, ...]
     keys_values: tuple[int, ...]
     if config.get("kv_lora_rank"):
         nope, rope, value_width = size("qk_nope_head_dim"), size("qk_rope_head_dim"), size("v_head_dim")
         query_width, kv_heads = nope + rope, heads
-        low = [config["q_lora_rank"]] if config.get("q_lora_rank") else []
+        low = [size("q_lora_rank")] if config.get("q_lora_rank") else []
         queries = (width, *low, heads * query_width)
         keys_values = (width, size("kv_lora_rank"), heads * (nope + value_width))
     else:
         query_width = value_width = head_width
         queries, keys_values = (width, heads * head_width), (width, 2 * kv_heads * head_width)
     dense = _dense_layers(config, layers)
-    shared = config.get("shared_expert_intermediate_size") or 0
-    if not shared:
-        shared = (config.get("n_shared_experts") or config.get("num_shared_experts") or 0) * expert_width
-    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    count = _or(config, "n_shared_experts", _or(config, "num_shared_experts", 0))
+    shared = _or(config, "shared_expert_intermediate_size", count * expert_width)
+    window, kinds = _or(config, "sliding_window", 0) or None, config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) < layers):
+        raise PlannerError(f"{name}: layer_types is no list of {layers} layers")
     if not config.get("use_sliding_window", True):
         window = None
     windows = tuple(window if kinds is None or kinds[i] == "sliding_attention" else None for i in range(layers))
@@ -176,20 +196,21 @@ def shape_of(config: dict[str, Any], name: str = "") -> ModelShape:
         bool(config.get("use_qk_norm", kind in HEAD_NORMS)), windows, size("vocab_size"),
         bool(config.get("tie_word_embeddings", False)), _first(config, EXPERTS, "number of experts"),
         _first(config, TOP_K, "number of experts a token"), expert_width, shared, dense,
-        size("intermediate_size") if dense else 0, config.get("n_group") or 1, config.get("topk_group") or 1,
+        size("intermediate_size") if dense else 0, _or(config, "n_group", 1), _or(config, "topk_group", 1),
     )
 
 
 def _dense_layers(config: dict[str, Any], layers: int) -> int:
     """How many layers have one MLP in place of experts; which they are is of no account here."""
-    only = set(config.get("mlp_only_layers") or ())
-    step = config.get("decoder_sparse_step") or 1
-    first = config.get("first_k_dense_replace") or 0
-    every = config.get("moe_layer_freq")
+    only, every = config.get("mlp_only_layers") or [], config.get("moe_layer_freq")
+    if not isinstance(only, list):
+        raise PlannerError("mlp_only_layers is no list of layers")
+    step, first = _or(config, "decoder_sparse_step", 1), _or(config, "first_k_dense_replace", 0)
     if isinstance(every, list):
-        return sum(not sparse for sparse in every[:layers])
-    dense = [i for i in range(layers)
-             if i in only or (i + 1) % step or i < first or (isinstance(every, int) and every > 1 and i % every)]
+        dense = [i for i in range(layers) if i < len(every) and not every[i]]
+    else:
+        every = _or(config, "moe_layer_freq", 1)
+        dense = [i for i in range(layers) if i in only or (i + 1) % step or i < first or i % every]
     if len(dense) == layers:
         raise PlannerError("the configuration leaves no layer with experts")
     return len(dense)

@@ -18,6 +18,7 @@ from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
 # or the experts with their router; the exchange around the experts.
 CALLS = {True: (45, 25, 30), False: (15, 12, 12)}
 BACKWARD = 2  # times forward: a gradient of the input and one of the weights
+ATTENTION_BACKWARD = 2.5  # of the attention itself: five products for two, as its scores are computed again
 # Passes over all weights of one optimizer step and of clipping, as torch's foreach forms make them, and as fused ones.
 PASSES = {"adamw": {True: 21, False: 7}, "sgd": {True: 3, False: 3}}
 CLIP_PASSES = 3

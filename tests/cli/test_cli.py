@@ -24,6 +24,7 @@ from moebius.cli import Explained, UsageError, main, run_script, split_explain
         (["--step", "a.py", "--step", "3"], ("a.py", ["--step", "3"], None, None, True)),
         (["--roofline", "a.py", "--on", "x"], ("a.py", ["--on", "x"], None, None, False, "here")),
         (["--on=h200", "--roofline", "a.py"], ("a.py", [], None, None, False, "h200")),
+        (["--routing", "s", "a.py", "--routing", "x"], ("a.py", ["--routing", "x"], None, None, False, None, "s")),
     ],
 )
 def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> None:
@@ -31,7 +32,7 @@ def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> No
 
 
 @pytest.mark.parametrize("words", [[], ["--html"], ["a.py", "--json"], ["--nonsense", "a.py"], ["--on", "h200", "a.py"],
-                                   ["--roofline", "--on"]])
+                                   ["--roofline", "--on"], ["--routing"]])
 def test_explain_says_what_is_wrong(words: list[str]) -> None:
     with pytest.raises(UsageError):
         split_explain(words)
@@ -102,6 +103,14 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert "pip install shtab" in capsys.readouterr().err
+
+
+def test_slots_of_a_script_that_has_no_experts(tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "slots.json"
+    script.write_text("import moebius, torch\nmoebius.capture(lambda x: (x @ x).sum())(torch.ones(8, 8))\n")
+    command = [sys.executable, "-m", "moebius", "explain", "--routing", str(file), str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "no experts operator ran" in run.stdout and not file.exists()
 
 
 def test_a_roofline_of_a_script(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from math import prod
 
 import pytest
 
-from moebius.lowering.planner import PlannerError, routing
-from moebius.lowering.planner.traffic import chunk_span
+from moebius.lowering.planner import PlannerError, balance, routing
+from moebius.lowering.planner.traffic import chunk_span, expected_destinations
 
 
 def owners(experts: int, places: int) -> dict[int, int]:
@@ -24,7 +24,8 @@ def test_with_odds_by_counting_every_choice(experts, top_k, places):
     likely = [prod(odds[e] for e in choice) for choice in choices]
     reached = [len({owner[e] for e in choice}) for choice in choices]
     expected = sum(a * b for a, b in zip(likely, reached, strict=True)) / sum(likely)
-    assert routing.reached_with_odds(odds, top_k, places) == pytest.approx(expected)
+    parts = balance.in_order(experts, places).parts(places)
+    assert routing.reached_with_odds(odds, top_k, parts) == pytest.approx(expected)
     often = [sum(a for a, choice in zip(likely, choices, strict=True) if e in choice) / sum(likely)
              for e in range(experts)]
     assert routing.chosen(odds, top_k) == pytest.approx(often)
@@ -34,8 +35,9 @@ def test_equal_counts_are_uniform_routing():
     recorded = routing.from_counts([[5.0] * 64, [2.0] * 64], 6)
     uniform = routing.Routing(64, 6)
     for places in (1, 2, 8, 64):
-        assert recorded.reached(places) == pytest.approx(uniform.reached(places))
-        assert recorded.busiest(places) == pytest.approx(uniform.busiest(places)) == pytest.approx(1.0)
+        one, other = recorded.spread(places, 1), uniform.spread(places, 1)
+        assert one.ranks == pytest.approx(other.ranks) == pytest.approx(expected_destinations(places, 64, 6))
+        assert one.busiest == pytest.approx(other.busiest) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("places", [2, 4, 8, 16])
@@ -46,9 +48,9 @@ def test_groups_against_simulated_routing(places):
     for _ in range(tokens):
         inside = [g * size + i for g in draw.sample(range(groups), limit) for i in range(size)]
         found += len({owner[e] for e in draw.sample(inside, top_k)})
-    expected = routing.Routing(experts, top_k, groups, limit).reached(places)
+    expected = routing.Routing(experts, top_k, groups, limit).spread(places, 1).ranks
     assert found / tokens == pytest.approx(expected, abs=4 * top_k / tokens**0.5)  # four standard errors at most
-    assert expected < routing.Routing(experts, top_k).reached(places)
+    assert expected < expected_destinations(places, experts, top_k)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.6, 1.2, 3.0])
@@ -68,19 +70,20 @@ def test_recorded_routing_against_simulated_tokens():
         chosen = [e for e in range(16) if draw.random() < odds[e] / (1 + odds[e])]
         if len(chosen) == 3:
             found, tokens = found + len({owner[e] for e in chosen}), tokens + 1
-    assert found / tokens == pytest.approx(routed.reached(4), abs=4 / tokens**0.5)
-    assert routed.busiest(4) == pytest.approx(4 * sum(counts[:4]) / sum(counts))
+    assert found / tokens == pytest.approx(routed.spread(4, 1).ranks, abs=4 / tokens**0.5)
+    assert routed.spread(4, 1).busiest == pytest.approx(4 * sum(counts[:4]) / sum(counts))
 
 
 def test_ranks_that_do_not_divide_the_experts_wait_for_the_fullest():
-    assert routing.Routing(10, 2).busiest(4) == pytest.approx(3 * 4 / 10)
+    assert routing.Routing(10, 2).spread(4, 1).busiest == pytest.approx(3 * 4 / 10)
 
 
-@pytest.mark.parametrize("held", ["[1, 2", "{}", "[1, 2, 3]", "[1, 0, 0, 0]", '[1, 2, 3, "4"]', "[[1, 2, 3, 4], [1]]"])
+@pytest.mark.parametrize("held", ["[1, 2", "{}", "[1, 2, 3]", "[1, 0, 0, 0]", '[1, 2, 3, "4"]', "[[1, 2, 3, 4], [1]]",
+                                  "[1, 2, 3, Infinity]", "[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]"])
 def test_files_that_are_no_histogram_are_refused(held, tmp_path):
     file = tmp_path / "counts.json"
     file.write_text(held)
     with pytest.raises(PlannerError, match="counts.json"):
-        routing.read(file, 4, 2)
+        routing.read(file, 4, 2, 2)
     file.write_text(json.dumps([[1, 2, 3, 4]] * 2))
-    assert len(routing.read(file, 4, 2).shares) == 2
+    assert len(routing.read(file, 4, 2, 2).shares) == 2
