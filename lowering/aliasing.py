@@ -15,7 +15,7 @@ from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
-from moebius.lowering.torch_private import may_write, only_reads, shared_by_schema, written_by_schema
+from moebius.lowering.torch_private import may_write, only_reads, returns_new, shared_by_schema, written_by_schema
 from moebius.lowering.values import value_of
 
 
@@ -242,7 +242,7 @@ class Storage:
             return self.roots_of_gradient(node.args[0], put, node)
         if call is not None and call.name == "getitem" and (made := part_of_loop(call)) is not None:
             return self.roots_of_part(*made, node)
-        if (call is not None and call.name == "getitem" and owns_parts(call)) or makes_new(node):
+        if owns_parts(call) if call is not None and call.name == "getitem" else call is None and makes_new(node):
             return frozenset((node,))
         if call is not None and isinstance(call.args.get("input"), fx.Node):
             if call.name == "getitem" and picks_rows(call["index"]):
@@ -288,11 +288,17 @@ class Storage:
 
     def writer_between(self, node: fx.Node, end: fx.Node) -> fx.Node | None:
         """The first node after ``node`` and before ``end`` that may write into ``node``'s storage."""
-        for writer, targets in self.writers.items():
-            if node < writer < end and any(self.share(node, target) for target in targets):
-                return writer
-        return None
+        return next(self.writers_of((node,), node, end), None)
 
+    def writers_of(
+        self, nodes: Iterable[fx.Node], after: fx.Node | None = None, end: fx.Node | None = None
+    ) -> Iterator[fx.Node]:
+        """The nodes that may write into the storage of one of some nodes, between two nodes where these are given."""
+        roots = frozenset[fx.Node]().union(*(self.roots[node] for node in nodes))
+        for writer, targets in self.writers.items():
+            if (after is None or after < writer) and (end is None or writer < end):
+                if any(not roots.isdisjoint(self.roots[target]) for target in targets):
+                    yield writer
 
     def writer_into(self, nodes: Iterable[fx.Node], end: fx.Node) -> fx.Node | None:
         """The same of several nodes."""
@@ -323,14 +329,10 @@ def owns_parts(call: Call) -> bool:
     return (maker is not None and not maker.op.alias) or makes_new(source)
 
 
-# Functions of torch, by name, that always return new tensors; for alias analysis alone (no proof looks into them).
+# Functions that are made of others, by name, and always return new tensors. (Of torch's own operators schemas say so.)
 NEW_TENSORS = frozenset(
-    {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "embedding",
-     "cat", "stack", "cumsum", "mean", "var", "cos", "sin", "bmm", "baddbmm", "cross_entropy", "nll_loss",
-     "masked_fill", "outer", "isin", "tril", "triu", "ones", "ones_like", "empty_like", "new_ones", "rand_like",
-     "randn_like", "logsumexp", "max", "min", "amax", "amin", "sort", "argsort", "bincount", "multinomial", "norm",
-     "reciprocal", "floor", "round", "elu", "new_empty", "repeat", "repeat_interleave", "conv1d", "scatter",
-     "experts", "logaddexp", "log1p", "expm1"}
+    {"layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "cross_entropy", "nll_loss", "outer",
+     "conv1d", "conv2d", "experts"}
 )  # fmt: skip
 
 
@@ -346,15 +348,14 @@ def only_computes(node: fx.Node) -> bool:
     if node.op == "call_method":
         return only_reads(str(node.target))
     name = getattr(node.target, "__name__", "")
-    homes = (torch, torch.nn.functional, operator)
-    return only_reads(name) and any(getattr(home, name, None) is node.target for home in homes)
+    return only_reads(name) and is_torchs(node, name)
 
 
 def makes_new(node: fx.Node) -> bool:
     """Whether an operator outside the tables is known to return new tensors."""
     if node.op == "call_method":
-        return str(node.target) in NEW_TENSORS
-    if node.op != "call_function" or "out" in node.kwargs:
+        return returns_new(str(node.target))
+    if node.op != "call_function" or "out" in node.kwargs or asks(node, "inplace"):
         return False
     if isinstance(node.target, LayerCall):
         return node.target.fresh
@@ -362,4 +363,9 @@ def makes_new(node: fx.Node) -> bool:
         return len(node.args) > 2 and all(isinstance(operand, fx.Node) for operand in node.args[1:])
     name = getattr(node.target, "__name__", "")
     module = (getattr(node.target, "__module__", "") or "").split(".")[0]
-    return name in NEW_TENSORS and module in ("torch", "moebius")
+    return (name in NEW_TENSORS and module in ("torch", "moebius")) or (returns_new(name) and is_torchs(node, name))
+
+
+def is_torchs(node: fx.Node, name: str) -> bool:
+    """Whether it is torch's own function of that name (torch.masked has another ``prod``), or Python's operator."""
+    return any(getattr(home, name, None) is node.target for home in (torch, torch.nn.functional, operator))

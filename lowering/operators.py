@@ -491,10 +491,22 @@ def is_pure(node: fx.Node) -> bool:
     if call is None or call.op.inplace:
         return False
     if call.name == "dropout":  # one that is switched off gives its input back (aten/src/ATen/native/Dropout.cpp)
-        return call["p"] == 0 or call["training"] is False
+        return not draws(node)
     return call.name not in CONTROL
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether it is a dropout that is switched on."""
+    call = read_call(node)
+    return call is not None and call.name == "dropout" and call["p"] != 0 and call["training"] is not False
+
+
+# What goes well for all numbers, of Python's functions; any other one may fail.
+NEVER_FAILING = frozenset({
+    operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.lt, operator.le, operator.eq,
+    operator.ne, operator.gt, operator.ge, operator.and_, operator.or_, operator.xor, operator.not_, abs, max, min,
+    bool, torch.sym_not, torch.sym_max, torch.sym_min,
+})  # fmt: skip
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 
 

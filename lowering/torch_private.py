@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -38,6 +39,7 @@ __all__ = [
     "may_write",
     "nobody_looks",
     "node_of_line",
+    "returns_new",
     "returns_nothing",
     "same_size",
     "set_grad_enabled",
@@ -190,6 +192,28 @@ def only_reads(name: str) -> bool:
     """Whether torch's operator of that name, by its schemas, writes into no argument and draws no random numbers."""
     plain = [one for one in overloads_of(name) if not any(a.is_out for a in one._schema.arguments)]
     return bool(plain) and not draws_numbers(name) and not any(one._schema.is_mutable for one in plain)
+
+
+@functools.cache
+def returns_new(name: str) -> bool:
+    """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own. (One that is
+    made of other operators may hand on an argument of its own and not say so.)"""
+    found = [one for one in overloads_of(name) if torch._C._dispatch_has_kernel(one.name())]
+    found = [one for one in found if is_of_tensors(one._schema)]
+    return bool(found) and not name.startswith(("_", "unsafe")) and all(map(gives_new, found))
+
+
+def is_of_tensors(schema: Any) -> bool:
+    """Not an overload that numbers take in TorchScript, nor one of named dimensions, nor with ``out``."""
+    kinds = [str(argument.type) for argument in schema.arguments]
+    tensors = any(kind in ("Tensor", "Tensor[]") for kind in kinds)
+    return tensors and not any(a.is_out for a in schema.arguments) and not any("Dimname" in kind for kind in kinds)
+
+
+def gives_new(overload: Any) -> bool:
+    returns = overload._schema.returns
+    made = returns and all(str(one.type) == "Tensor" and one.alias_info is None for one in returns)
+    return made and not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 
 def returns_nothing(target: Any) -> bool:

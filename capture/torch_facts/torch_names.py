@@ -94,6 +94,8 @@ NAMES = {
     "torch.autograd.profiler._is_profiler_enabled": "whether a profiler runs, without a call",
     "torch.autograd.Variable._execution_engine": "what runs backward passes, and a function at the end of one",
     "torch._C._dispatch_keys": "a tensor's keys, for the guards' C code",
+    "torch._C._dispatch_has_kernel": "whether an overload is more than TorchScript's",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether an operator is made of others",
     "torch._dispatch.python.enable_python_dispatcher": "operators whose C++ form takes no symbolic sizes",
     "torch._guards.TracingContext": "what backends of torch.compile find around them",
     "torch._guards.tracing": "the same",

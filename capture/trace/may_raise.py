@@ -9,7 +9,6 @@ one of these would not run, so the operator is a graph break there. So are numbe
 from __future__ import annotations
 
 import contextlib
-import operator
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
+from moebius.lowering.operators import NEVER_FAILING
 from moebius.lowering.step.arrays import asks_plain_python
 
 from ..bytecode.liveness import accesses
@@ -49,11 +49,6 @@ OF_INTEGERS = frozenset(
         "logical_not logical_and logical_or logical_xor numel tril triu roll flip item tolist"
     ).split()
 )
-# What goes well for all numbers, of Python's functions; any other one may fail.
-NEVER_FAILING = frozenset((
-    operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.lt, operator.le, operator.eq,
-    operator.ne, operator.gt, operator.ge, operator.and_, operator.or_, operator.xor, abs, max, min, bool,
-))  # fmt: skip
 PYTHONS = frozenset(("math", "cmath", "_operator", "builtins"))
 SWITCHING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast)
 LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext, Range)

@@ -22,7 +22,6 @@ from torch.nn.functional import linear
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.batched import VIEWS, gathered_with, is_gathered, keeps_all, parameter_of
-from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.layout import (
     COLUMNS,
     FEATURE,
@@ -36,7 +35,7 @@ from moebius.lowering.experts.layout import (
     without_grad,
 )
 from moebius.lowering.experts.routing import index_bounds
-from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, has_effect, loop_of
+from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, has_effect, loop_of
 from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, same_value, sized_one
 from moebius.lowering.experts.zero_rows import Gates, gates_of, zero_at_zero
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
@@ -380,16 +379,9 @@ class Batched(Builder):
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
-    def before(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node before the last product."""
-        with self.gm.graph.inserting_before(self.down):
-            made = add_call(self.gm.graph, self.down, target, *args, **kwargs)
-        return self.kept(made)
-
     def kept(self, made: fx.Node) -> fx.Node:
-        self.storage.add(made)
         self.written.append(made)
-        return made
+        return super().kept(made)
 
     def size(self, axis: Axis) -> Any:
         return axis.size if isinstance(axis.size, int) else self.before("size", axis.node, axis.dim)
@@ -538,12 +530,10 @@ class Batched(Builder):
         begin = min(self.computed)
         used = self.computed | self.given
         made = (self.computed | {node for node in (self.index,) if node is not None}) - {self.down}
-        for writer, targets in self.storage.writers.items():
-            before = begin < writer < self.down
-            asked = used if before else made if self.down < writer else ()
-            if any(self.storage.share(t, node) for t in targets for node in asked):
-                when = "between the products what they use" if before else "what the products were computed of"
-                raise Differ(f"{target_name(writer)} changes {when}", writer)
+        for writer in self.storage.writers_of(used, begin, self.down):
+            raise Differ(f"{target_name(writer)} changes between the products what they use", writer)
+        for writer in self.storage.writers_of(made, self.down):
+            raise Differ(f"{target_name(writer)} changes what the products were computed of", writer)
         for node in self.gm.graph.nodes:
             if begin < node < self.down and has_effect(node):
                 raise Differ(f"{target_name(node)} stands between the products", node)

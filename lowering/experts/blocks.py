@@ -18,21 +18,27 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
-from moebius.lowering.experts.dense import PRODUCTS, NoExperts
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
     Differ,
+    NoExperts,
     Place,
     Unrolled,
-    added_rows,
-    is_branch,
     loop_of,
-    place_of,
 )
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, is_size, loop_body, read_call, target_name
+from moebius.lowering.operators import (
+    CONTROL,
+    ELEMENTWISE,
+    PRODUCTS,
+    is_pure,
+    is_size,
+    loop_body,
+    read_call,
+    target_name,
+)
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
@@ -180,106 +186,6 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whether iterations depend on one another
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class Order:
-    """Walks the graph from the first down-projection on, and raises Differ where an iteration uses what another one
-    made.
-
-    A sum that iterations add to, or a tensor whose rows they write, is no such use; nor is Python's arithmetic on
-    sizes. Iteration e ends somewhere between its projection and the next one. So a value that was made after projection
-    e and is used after projection e + 2 has passed through iterations; and everything made of two projections' results
-    has, up to the last projection, behind which it may be what stands after the loop. until: a node that other
-    iterations begin with, up to which nothing stands after the loop.
-    """
-
-    def __init__(self, graph: fx.Graph, downs: list[fx.Node], storage: Storage, until: fx.Node | None = None):
-        self.storage, self.last = storage, len(downs) - (until is None)
-        self.iteration = {node: e for e, node in enumerate(downs)}
-        self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
-        self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
-        self.sums: set[fx.Node] = set()  # by name: what the iterations add to or write into
-        self.writes: list[fx.Node] = []  # which do
-        self.now = -1
-        for node in graph.nodes:
-            if node is until:
-                break
-            if node in self.iteration:
-                if self.oldest(node) < self.now:
-                    raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
-                self.now = self.iteration[node]
-                self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
-            elif self.now >= 0 and node.op != "output" and not is_size(node) and node.target is not require_branch:
-                self.step(node)  # (of such a branch Blocks.hoist asks)
-
-    def step(self, node: fx.Node) -> None:
-        place = place_of(node)
-        if place is not None and not (is_branch(node) and place.carried):
-            added = None if is_branch(node) else added_rows(node)
-            made = self.iterations_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
-            if made:
-                if made != {self.now} and self.now < self.last:
-                    raise Differ("an iteration adds what another one made", node)
-                self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
-                self.sums.add(node)
-                self.writes.append(node)
-                return
-        made = self.iterations_of(node.all_input_nodes)
-        reads_sum = any(argument in self.sums for argument in node.all_input_nodes)
-        if reads_sum and all(are_apart(write, node) for write in self.writes):
-            return
-        if reads_sum and is_half_of_adding(node):
-            return
-        if reads_sum and (self.now < self.last or made == {self.now}):
-            raise Differ(f"{target_name(node)} reads what earlier iterations wrote", node)
-        since = self.oldest(node)
-        inside_iteration = self.now < self.last or made == {self.now}
-        if inside_iteration and made - {self.now}:
-            raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
-        if inside_iteration and self.now - since >= 2:
-            raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
-        if reads_sum:
-            self.sums.add(node)
-        names = {node}.union(*(self.storage.family(target) for target in self.storage.writers.get(node, ())))
-        for name in names:
-            self.since[name] = min(since, self.since.get(name, since))
-            if made:
-                self.made_in[name] = made | self.made_in.get(name, made)
-
-    def oldest(self, node: fx.Node) -> int:
-        return min((self.since[n] for n in node.all_input_nodes if n in self.since), default=self.now)
-
-    def iterations_of(self, nodes: list[fx.Node]) -> frozenset[int]:
-        return frozenset().union(*(self.made_in[node] for node in nodes if node in self.made_in))
-
-
-def are_apart(write: fx.Node, read: fx.Node) -> bool:
-    """Whether ``x[0, token] = …`` writes other places of a tensor than ``x[1, token]`` reads."""
-    pair = (write, read)
-    if [node.target for node in pair] != [operator.setitem, operator.getitem] or write.args[0] is not read.args[0]:
-        return False
-    keys = [node.args[1] for node in pair]
-    a, b = (key[0] if isinstance(key, tuple) and key else key for key in keys)
-    size = (shape_of(write.args[0]) or (None,))[0]
-    return type(a) is type(b) is type(size) is int and a % size != b % size
-
-
-def is_half_of_adding(node: fx.Node) -> bool:
-    """``out[key]`` read only to be added to and written back."""
-    call = read_call(node)
-    if call is None or call.name != "getitem":
-        return False
-    writes = {user for user in node.users if user.target is operator.setitem}
-    adds = {user for user in node.users if (made := read_call(user)) is not None and made.name == "add"} - writes
-    writes |= {user for add in adds for user in add.users if user.target is operator.setitem}
-    if not (adds and writes) or not set(node.users) <= writes | adds:
-        return False
-    return all(added_rows(write) is not None for write in writes)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # As one loop
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -334,7 +240,7 @@ class Blocks(Builder):
             first.prepend(node)
 
     def is_passed(self, exit: fx.Node) -> bool:
-        """Whether all experts behind it have no rows where the step is left there (exits.py)."""
+        """Whether all experts behind it have no rows where the step is left there (hoisted_conditionals.py)."""
         return all(exit in down.meta.get(EXITS, ()) for down in self.downs if exit < down)
 
     def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
@@ -416,6 +322,17 @@ class Blocks(Builder):
         if all(node in own for node, own in zip(nodes, self.own, strict=True)):
             return self.inputs
         return super().make(nodes, sum_too)
+
+
+def are_apart(write: fx.Node, read: fx.Node) -> bool:
+    """Whether ``x[0, token] = …`` writes other places of a tensor than ``x[1, token]`` reads."""
+    pair = (write, read)
+    if [node.target for node in pair] != [operator.setitem, operator.getitem] or write.args[0] is not read.args[0]:
+        return False
+    keys = [node.args[1] for node in pair]
+    a, b = (key[0] if isinstance(key, tuple) and key else key for key in keys)
+    size = (shape_of(write.args[0]) or (None,))[0]
+    return type(a) is type(b) is type(size) is int and a % size != b % size
 
 
 def like(example: torch.Tensor, shape: tuple, dtype: torch.dtype) -> torch.Tensor:

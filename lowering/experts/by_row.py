@@ -2,7 +2,7 @@
 iteration computes of its rows is computed of all of them, each projection with the matrix of each row's own expert
 (kernels.projection). So are experts of one projection, or of many, with low-rank additions, norms, residuals, routing
 weights or dropout between. The proof is that of the operator (proof.py) as far as it is about iterations and routing;
-about the rows it is that each node is a row function (rules_each_row.py).
+about the rows it is that each node is a row function (rules_computed.py).
 
 The rows lie in the order in which the iterations would run, and so are sums taken and random numbers drawn.
 """
@@ -30,7 +30,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
-from moebius.lowering.operators import PRODUCTS, Call, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, Call, draws, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, shape_of, tensor_of
 
@@ -66,7 +66,7 @@ class ByRow(Claim):
     @property
     def dropouts(self) -> list[Call]:
         """Those that draw numbers, in the order of an iteration."""
-        return [call for node in self.nodes if unrolled_loops.draws(node) and (call := read_call(node)) is not None]
+        return [call for node in self.nodes if draws(node) and (call := read_call(node)) is not None]
 
 
 def make_claim(reader: Reader, storage: Storage) -> ByRow:

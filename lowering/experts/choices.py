@@ -14,8 +14,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import Chain
-from moebius.lowering.experts.dense_raised import Raised
+from moebius.lowering.experts.dense import DenseSum
 from moebius.lowering.experts.masked import is_zero, same_reading
 from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import read_call
@@ -53,7 +52,7 @@ def link_of(node: fx.Node) -> Link | None:
     return Link(node, condition, rows, before) if column and whole and made.dtype == a.dtype == b.dtype else None
 
 
-def choices(graph: fx.Graph) -> list[Chain]:
+def choices(graph: fx.Graph) -> list[DenseSum]:
     """Such chains of two links and more on zeros."""
     chains: dict[fx.Node, list[Link]] = {}
     for node in graph.nodes:
@@ -66,8 +65,7 @@ def choices(graph: fx.Graph) -> list[Chain]:
         elif link.before in chains and len(link.before.users) == 1:
             chains[node] = [*chains.pop(link.before), link]
     found = [(last, links) for last, links in chains.items() if len(links) > 1 and exclude_one_another(links)]
-    kinds = [Choices if len(shape_of(last) or ()) == 2 else RaisedChoices for last, _ in found]
-    return [kind(last, links) for kind, (last, links) in zip(kinds, found, strict=True)]
+    return [Choices(last, links) for last, links in found]
 
 
 def exclude_one_another(links: list[Link]) -> bool:
@@ -100,28 +98,18 @@ def made_of(condition: fx.Node) -> list[fx.Node]:
     return found
 
 
-class Choices(Chain):
-    """Such a chain as additions, one after another, and back again."""
+class Choices(DenseSum):
+    """Such a chain as a sum."""
 
     def __init__(self, last: fx.Node, links: list[Link]):
-        super().__init__([last])
-        self.last, self.links, self.nodes, self.unread = last, links, [], [last]
+        super().__init__(last, last)
+        self.links = links
 
-    def normalise(self, storage: Storage) -> None:
+    def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:
         graph, last = self.last.graph, self.last
         read = {part for link in self.links for part in (link.condition, link.rows, link.before)}
         read |= {behind for link in self.links for behind in made_of(link.condition)}
         if (writer := storage.writer_into(read, last)) is not None:
             raise Differ("what is chosen between is changed in place", writer)
         with graph.inserting_before(last):
-            result = add_call(graph, last, torch.zeros_like, self.links[0].rows)
-            for link in self.links:
-                part = add_call(graph, last, torch.where, link.condition, link.rows, 0.0)
-                result = add_call(graph, last, torch.add, result, part)
-                self.nodes.append(result)
-        self.take_masks(storage)
-        self.swap(last, result)
-
-
-class RaisedChoices(Raised, Choices):
-    """The same of x [batch, T, D]."""
+            return None, [add_call(graph, last, torch.where, link.condition, link.rows, 0.0) for link in self.links]

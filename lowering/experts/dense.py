@@ -15,9 +15,8 @@ The two differ where an expert's output is not finite on a token that did not ch
 
 from __future__ import annotations
 
-import functools
+import itertools
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +33,12 @@ from moebius.lowering.experts.masked import (
     scale_by_mask,
     scaled_rows,
 )
+from moebius.lowering.experts.matrices import as_matrices
 from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
-from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
+from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, Unrolled, loop_of
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
-from moebius.lowering.operators import PRODUCTS, is_pure, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, draws, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
 
@@ -94,143 +94,148 @@ def scaled(rows: fx.Node) -> bool:
     return scaled_rows(rows) is not None or masked(rows) is not None
 
 
-class NoExperts(Differ):
-    """The additions do not look like those of experts: nobody needs to be told."""
+class DenseSum:
+    """A sum over experts of rows that are scaled or masked, however it is written. place: for messages; last: the node
+    that is the sum. While it is tried, the same additions on matrices, one after another, stand before ``last``."""
+
+    def __init__(self, place: fx.Node, last: fx.Node):
+        self.place, self.last, self.result = place, last, last
+        self.inplace: list[fx.Node] = []  # the additions, where they write into one tensor
+
+    def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:
+        """(what is added to, if not zeros; what each expert adds). Raises Differ."""
+        raise NotImplementedError
+
+    def write(self) -> tuple[list[fx.Node], Storage]:
+        """The additions, functional ones, and the storages of the graph without those that were written. Raises Differ,
+        NoExperts."""
+        graph, last = self.last.graph, self.last
+        base, parts = self.parts(Storage(graph))
+        flat = None
+        if len(shape_of(last) or ()) > 2:
+            flat, base, parts = as_matrices(base, parts, self.place, last)
+        storage = self.forgotten(Storage(graph))
+        with graph.inserting_before(last):
+            parts = [unmasked(part, storage) for part in parts]
+            total = base if base is not None else add_call(graph, last, torch.zeros_like, parts[0])
+            nodes = [total := add_call(graph, last, torch.add, total, part) for part in parts]
+            if flat is None:
+                self.result = add_call(graph, last, operator.getitem, total, ...)  # it goes with the loop
+            else:
+                sizes = *flat.sizes(last), (shape_of(last) or ())[-1]
+                self.result = add_call(graph, last, torch.reshape, total, sizes)
+        return nodes, self.forgotten(Storage(graph))
+
+    def forgotten(self, storage: Storage) -> Storage:
+        """The storages as if what was written in place were not."""
+        for node in self.inplace:
+            storage.forget(node)
+        return storage
+
+    def settle(self) -> list[fx.Node]:
+        """The new sum takes the place of the old one. Returns what nobody may read now."""
+        bases = [base for node in self.inplace if isinstance(base := node.args[0], fx.Node)]
+        for name in dict.fromkeys((self.last, *self.inplace, *bases)):
+            name.replace_all_uses_with(self.result, lambda user: self.last < user)
+        for node in reversed(self.inplace):
+            self.last.graph.erase_node(node)
+        total = self.result.args[0]
+        if self.result.target is operator.getitem and isinstance(total, fx.Node):
+            self.result.replace_all_uses_with(total)
+            self.result.graph.erase_node(self.result)
+        return [] if self.inplace else [self.last]
 
 
-class Chain:
-    """A chain of additions as functional ones on a tensor of zeros, and back again."""
+def unmasked(part: fx.Node, storage: Storage) -> fx.Node:
+    """Rows that are scaled and then masked, as rows scaled by a masked gate."""
+    one = masked(part)
+    if one is None:
+        return part
+    rows, gate = scaled_rows(one.rows) or (one.rows, None)
+    if any(storage.writer_between(argument, one.node) for argument in (rows, gate, one.rows) if argument):
+        raise Differ("what is masked is changed in place", one.node)
+    return scale_by_mask(one, rows, gate)
+
+
+class Chain(DenseSum):
+    """Additions, each to the result of the one before."""
 
     def __init__(self, nodes: list[fx.Node]):
+        super().__init__(nodes[0], nodes[-1])
         self.nodes = nodes
-        self.place = nodes[0]  # for messages
-        self.unread: list[fx.Node] = []  # nodes that nobody reads once the chain is gone
-        self.undo: list[Callable[[], Any]] = []
 
-    def normalise(self, storage: Storage) -> None:
-        """Raises Differ where an addition in place may be seen by others."""
-        self.take_masks(storage)
-        first = self.nodes[0]
-        base = added(first)
-        assert base is not None
-        inplace = [writes_base(node) for node in self.nodes]
+    def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:
+        """Raises Differ also where additions in place may be seen by others."""
+        found = [parts for parts in map(added, self.nodes) if parts is not None]
+        base, first, inplace = found[0][0], self.nodes[0], [writes_base(node) for node in self.nodes]
         if all(inplace):
-            self.out_of_place(base[0], storage)
+            self.inplace = self.nodes
+            self.check_unseen(base, storage)
         elif any(inplace):
             raise Differ("some iterations add in place and others do not", first)
-        elif not isinstance(base[0], fx.Node):
-            self.start_with_zeros(first, base[1])
+        elif first in computed_of([found[1][1]], lambda node: [one for one in node.all_input_nodes if not one < first]):
+            raise NoExperts("what is added is made of the sum: layers one after another", first)
+        for before, after in itertools.pairwise(self.nodes):
+            if not all(inplace) and (others := [user for user in before.users if user is not after]):
+                raise Differ(f"{target_name(others[0])} reads the sum between the iterations", others[0])
+        return base if isinstance(base, fx.Node) else None, [rows for _, rows in found]
 
-    def take_masks(self, storage: Storage) -> None:
-        """Rows that are scaled and then masked, as rows scaled by a masked gate."""
-        for node in self.nodes:
-            parts = added(node)
-            one = masked(parts[1]) if parts is not None else None
-            if one is None or parts is None:
-                continue
-            rows, gate = scaled_rows(one.rows) or (one.rows, None)
-            if any(storage.writer_between(argument, one.node) for argument in (rows, gate, one.rows) if argument):
-                raise Differ("what is masked is changed in place", one.node)
-            product = scale_by_mask(one, rows, gate)
-            node.replace_input_with(one.node, product)
-            self.undo.append(functools.partial(node.replace_input_with, product, one.node))
-
-    def out_of_place(self, total: fx.Node, storage: Storage) -> None:
-        """Each addition to the one before; who reads the sum afterwards reads the last."""
-        first, last = self.nodes[0], self.nodes[-1]
+    def check_unseen(self, total: fx.Node, storage: Storage) -> None:
+        """Who reads the sum reads all of it."""
         if not storage.is_fresh(total):
-            raise Differ("the tensor that is added to came from outside", first)
+            raise Differ("the tensor that is added to came from outside", self.place)
         own = {total, *self.nodes}
         for name in storage.family(total):
-            later = [user for user in name.users if user not in own and not user < first]
-            if any(user < last for user in later) or (later and name not in own):
+            later = [user for user in name.users if user not in own and not user < self.place]
+            if any(user < self.last for user in later) or (later and name not in own):
                 raise Differ("the sum is read between the iterations, or under another name", later[0])
-        readers = [user for user in total.users if user not in own and last < user]
-        for before, node in zip([total, *self.nodes], self.nodes, strict=False):
-            parts = added(node)
-            assert parts is not None
-            self.change(node, (before, parts[1]))
-        for reader in readers:
-            reader.replace_input_with(total, last)
-            self.undo.append(functools.partial(reader.replace_input_with, last, total))
-
-    def change(self, node: fx.Node, args: tuple) -> None:
-        was = (node.op, node.target, node.args, node.kwargs)
-        node.op, node.target, node.args, node.kwargs = "call_function", torch.add, args, {}
-
-        def back() -> None:
-            node.op, node.target, node.args, node.kwargs = was
-
-        self.undo.append(back)
-
-    def start_with_zeros(self, first: fx.Node, rows: fx.Node) -> None:
-        with first.graph.inserting_before(first):
-            zeros = add_call(first.graph, first, torch.zeros_like, rows)
-        self.change(first, (zeros, rows))
-        for node in self.nodes[1:]:
-            parts = added(node)
-            assert parts is not None
-            self.change(node, parts)
-
-    def swap(self, old: fx.Node, new: fx.Node) -> None:
-        """A new node for all who read an old one."""
-        old.replace_all_uses_with(new)
-        self.undo.append(lambda: new.replace_all_uses_with(old))
-
-    def restore(self) -> None:
-        for step in reversed(self.undo):
-            step()
 
 
-def stacked_sums(graph: fx.Graph) -> list[tuple[fx.Node, Combined]]:
+class Stacked(DenseSum):
     """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``, however it is written (combined.py)."""
-    found = [(node, parts) for node in graph.nodes if (parts := combination(node)) is not None]
-    return [one for one in found if one[1].weight or one[1].index or all(map(scaled, one[1].rows))]
-
-
-class Stacked(Chain):
-    """Such a sum as additions, one after another, and back again."""
 
     def __init__(self, total: fx.Node, parts: Combined):
-        super().__init__([total])
-        self.total, self.parts, self.nodes, self.unread = total, parts, [], [total]
+        super().__init__(total, total)
+        self.combined = parts
 
-    def normalise(self, storage: Storage) -> None:
-        graph, total, parts = self.total.graph, self.total, self.parts
+    def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:
+        total, parts = self.last, self.combined
         writer = parts.writer(storage, total)
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the sum is made of", writer)
         bounds = (0, 0) if parts.index is None else index_bounds(chosen_from(parts.index))
         if bounds is None or bounds[0] < 0 or bounds[1] > len(parts.rows):
             raise Differ("which expert a slot goes to is not certain to be one of the stack's", total)
-        with graph.inserting_before(total):
-            result = add_call(graph, total, torch.zeros_like, parts.rows[0])
-            for e, own in enumerate(parts.rows):
-                if parts.weight is not None:
-                    own = add_call(graph, total, torch.mul, own, self.column(parts.weight, e))
-                elif parts.index is not None:
-                    own = add_call(graph, total, torch.where, self.only(parts.index, e), own, 0.0)
-                result = add_call(graph, total, torch.add, result, own)
-                self.nodes.append(result)
-        self.take_masks(storage)
-        self.swap(total, result)
+        with total.graph.inserting_before(total):
+            return None, [self.scaled(own, e) for e, own in enumerate(parts.rows)]
 
-    def only(self, index: fx.Node, e: int) -> fx.Node:
-        """[T, 1]: whether expert e is the only one of a token."""
-        graph, total = self.total.graph, self.total
+    def scaled(self, rows: fx.Node, e: int) -> fx.Node:
+        """Expert e's rows, by their gate, or those of the tokens that have it alone."""
+        graph, total, weight, index = self.last.graph, self.last, self.combined.weight, self.combined.index
+        if weight is not None:
+            return add_call(graph, total, torch.mul, rows, self.column(weight, e))
+        if index is None:
+            return rows
         chosen = add_call(graph, total, torch.eq, index, e)
-        column = len(shape_of(index) or ()) == len(shape_of(total) or ())
-        return chosen if column else add_call(graph, total, torch.unsqueeze, chosen, -1)
+        if len(shape_of(index) or ()) < len(shape_of(total) or ()):
+            chosen = add_call(graph, total, torch.unsqueeze, chosen, -1)
+        return add_call(graph, total, torch.where, chosen, rows, 0.0)
 
     def column(self, weight: fx.Node, e: int) -> fx.Node:
         """[T, 1]: what expert e's rows are scaled by."""
-        graph, total = self.total.graph, self.total
-        if self.parts.index is None:
+        graph, total = self.last.graph, self.last
+        if self.combined.index is None:
             lead = (FULL,) if len(shape_of(weight) or ()) == 2 else (...,)
             return add_call(graph, total, operator.getitem, weight, (*lead, e, None))
-        chosen = add_call(graph, total, torch.eq, self.parts.index, e)
+        chosen = add_call(graph, total, torch.eq, self.combined.index, e)
         product = add_call(graph, total, torch.mul, weight, chosen)
         return add_call(graph, total, torch.sum, product, -1, True)
+
+
+def stacks(graph: fx.Graph) -> list[DenseSum]:
+    """The sums over a stack of the experts' rows that something routes."""
+    found = [Stacked(node, parts) for node in graph.nodes if (parts := combination(node)) is not None]
+    return [one for one in found if one.combined.weight or one.combined.index or all(map(scaled, one.combined.rows))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -264,8 +269,6 @@ class Sparse:
         if parts is None or scaled is None or parts[0] is not self.builder.state:
             raise Differ("the iterations are no sums of scaled rows", self.builder.first)
         rows, column = scaled
-        if self.reads_sum():
-            raise NoExperts("what is added is made of the sum: layers one after another", total)
         gate = self.gate = self.read_gate(column)
         first = next(node for node in body.nodes if node.op != "placeholder")
         with body.inserting_before(first):
@@ -280,17 +283,6 @@ class Sparse:
             result = self.call(torch.index_add, parts[0], 0, token, product)
         output.args = ((result,),)
         body.eliminate_dead_code()
-
-    def reads_sum(self) -> bool:
-        """Whether a product of the iteration is of what earlier iterations added to."""
-        made = {self.builder.state}
-        for node in self.body.nodes:
-            if any(argument in made for argument in node.all_input_nodes):
-                call = read_call(node)
-                if call is not None and call.name in PRODUCTS:
-                    return True
-                made.add(node)
-        return False
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         return add_call(self.body, self.builder.first, target, *args)
@@ -360,12 +352,8 @@ class Sparse:
         if compared is None or not named_once(captured[gate.index]):
             return None
         weight = captured[gate.weight]
-        graph, first = weight.graph, self.builder.first
-        with graph.inserting_before(first):
-            chosen = add_call(graph, first, compared[0], weight, compared[1])
-            left = add_call(graph, first, torch.where, chosen, *((weight, 0.0) if one.kept else (0.0, weight)))
-        for made in (chosen, left):
-            self.storage.add(made)
+        chosen = self.builder.before(compared[0], weight, compared[1])
+        left = self.builder.before(torch.where, chosen, *((weight, 0.0) if one.kept else (0.0, weight)))
         return Gate(self.builder.capture(left), gate.index)
 
     def one_slot(self, column: fx.Node) -> Gate | None:
@@ -389,14 +377,11 @@ class Sparse:
         shape = shape_of(index) or ()
         if len(shape) + (vector is not None) != 2 or (vector is None and not same_size(shape[1], 1)):
             return None
-        outer, first = self.outer[index], self.builder.first
-        with outer.graph.inserting_before(first):
-            if vector is not None:
-                outer = add_call(outer.graph, first, torch.unsqueeze, outer, 1)
-                self.storage.add(outer)
-            if weight is None:
-                weight = add_call(outer.graph, first, torch.ones_like, outer, dtype=value.dtype)
-                self.storage.add(weight)
+        outer = self.outer[index]
+        if vector is not None:
+            outer = self.builder.before(torch.unsqueeze, outer, 1)
+        if weight is None:
+            weight = self.builder.before(torch.ones_like, outer, dtype=value.dtype)
         return Gate(self.builder.capture(weight), self.builder.capture(outer))
 
     def scattered(self, column: fx.Node) -> Gate | None:
@@ -435,9 +420,7 @@ class Sparse:
         if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
             return None
         if not isinstance(weight, fx.Node) or not whole or self.storage.writer_between(weight, self.builder.first):
-            with gates.graph.inserting_before(self.builder.first):
-                weight = add_call(gates.graph, self.builder.first, torch.gather, gates, 1, index)
-            self.storage.add(weight)
+            weight = self.builder.before(torch.gather, gates, 1, index)
         dtype = tensor_of(weight)
         if dtype is None or not dtype.dtype.is_floating_point:
             return None
@@ -445,9 +428,8 @@ class Sparse:
 
     def check_unwritten(self, *kept: fx.Node) -> None:
         """What plain Python keeps for backward must not be written after the iterations."""
-        for writer, targets in self.storage.writers.items():
-            if self.builder.first < writer and any(self.storage.share(one, t) for one in kept for t in targets):
-                raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
+        for writer in self.storage.writers_of(kept, self.builder.first):
+            raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
 
     def by_mask(self, gates: fx.Node) -> Gate | None:
         """Gates that are 0 where a mask does not hold: a slot for each expert, which goes to none there."""
@@ -460,13 +442,9 @@ class Sparse:
             return None
         if self.storage.writer_into((mask, gates), first):
             raise Differ("what the gates are made of is changed in place before the iterations", gates)
-        with gates.graph.inserting_before(first):
-            ones = add_call(gates.graph, first, torch.ones_like, mask, dtype=torch.int64)
-            count = add_call(gates.graph, first, torch.cumsum, ones, 1)
-            numbers = add_call(gates.graph, first, torch.sub, count, 1)
-            index = add_call(gates.graph, first, torch.where, mask, numbers, shape[1])
-        for made in (ones, count, numbers, index):
-            self.storage.add(made)
+        before = self.builder.before
+        count = before(torch.cumsum, before(torch.ones_like, mask, dtype=torch.int64), 1)
+        index = before(torch.where, mask, before(torch.sub, count, 1), shape[1])
         self.check_unwritten(gates)
         return Gate(self.builder.capture(gates), self.builder.capture(index))
 

@@ -3,42 +3,232 @@
 The branch is a node whose body computes the expert. Here its expert stands in the graph beside the others: on its rows
 where the branch is taken, and on none where it is not (:func:`rows_if`), which costs and gives nothing. What else the
 branch does stays a branch where it was, which is given the expert's result: it may read the sum that it adds to, as it
-reads the same there. Whether the experts then become one operator is found out by module_reuse.py as for all experts
+reads the same there. Whether the experts then become one operator is found out by blocks.py as for all experts
 that stand one after another; if not, the branches are put back as they were. An expert whose branch was not taken gets
 no gradient, as in eager (``Opened.asked``).
 
 Rows that the branch itself looks up are looked up before it by a list that is empty where the branch is not taken: a
 lookup of none cannot fail.
+
+Or data decide a branch of Python's between the experts, at which the step may be left: ``if start == len(rows):
+break``. It is a node that holds the step to the way that was captured (step/branches.py). Experts behind it may run
+before it, on no rows if the step will be left there, if what decides is known before the first expert.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.blocks import expert_rows, inside
-from moebius.lowering.experts.dense import NoExperts
-from moebius.lowering.experts.exits import CALM, Cut, is_list, is_mask_of
-from moebius.lowering.experts.stacking import experts_that_ran, rows_if
+from moebius.lowering.experts.batched import INTEGERS
+from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
+from moebius.lowering.experts.stacking import experts_that_ran, is_left, rows_if
 from moebius.lowering.experts.unrolled_loops import (
     OPENED,
     Differ,
+    NoExperts,
     Place,
     adds_to_rows,
     drawn_for_nothing,
-    draws,
     is_branch,
     place_in_branch,
 )
+from moebius.lowering.experts.views import sized_one
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call, target_name
-from moebius.lowering.values import computed_of, copy_node, shape_of, stands_at, where_of
+from moebius.lowering.operators import (
+    NEVER_FAILING,
+    Call,
+    call_operands,
+    draws,
+    is_pure,
+    is_size,
+    loop_body,
+    read_call,
+    target_name,
+)
+from moebius.lowering.step.branches import require_branch
+from moebius.lowering.torch_private import same_size, unbacked_symbols
+from moebius.lowering.values import (
+    computed_of,
+    copy_node,
+    same_shape,
+    shape_of,
+    stands_at,
+    tensor_of,
+    value_of,
+    where_of,
+)
+
+CALM = frozenset(
+    {"getitem", "cast", "contiguous", "clone", "size", "numel", "item", "tolist", "not", "logical_not", "eq", "ne",
+     "gt", "ge", "lt", "le", "sum", "any", "where", "nonzero", "argwhere", "split", "unbind", "squeeze", "reshape"}
+)  # fmt: skip
+
+
+def may_fail(node: fx.Node) -> bool:
+    """Whether a view, a lookup or Python's arithmetic may fail where a branch is not taken that alone vouches for sizes
+    and numbers that data say. (Of lists of rows that are looked up, who asks sees to that.)"""
+    call, data = read_call(node), any(map(said_by_data, node.all_input_nodes))
+    if is_size(node):
+        piece = node.target is operator.getitem and type(node.args[1]) is int
+        return data and not (piece or node.target in NEVER_FAILING or divides_by_a_number(node))
+    if call is None or call.op.inplace or call.name not in CALM:
+        return True
+    return data and fails_for_some_sizes(call)
+
+
+def fails_for_some_sizes(call: Call) -> bool:
+    own = shape_of(call.args.get("input")) or ()
+    match call.name:
+        case "getitem" if own:
+            keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
+            return any(type(key) is int or (isinstance(key, fx.Node) and shape_of(key) is None) for key in keys)
+        case "reshape":
+            return [size for size in call["shape"] if not sized_one(size)] != [-1]
+        case "unbind":
+            return not own or type(own[call["dim"]]) is not int
+        case "eq" | "ne" | "gt" | "ge" | "lt" | "le" | "where":
+            return not fit([shape for one in call.node.all_input_nodes if (shape := shape_of(one)) is not None])
+    return call.name in ("item", "split", "squeeze")
+
+
+def said_by_data(node: fx.Node) -> bool:
+    """Whether it is a number, or has sizes, that only the running step knows."""
+    value = value_of(node)
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(one is None or unbacked_symbols(one) for one in values)
+
+
+def divides_by_a_number(node: fx.Node) -> bool:
+    divides = node.target in (operator.floordiv, operator.mod, operator.truediv)
+    return divides and type(node.args[1]) in (int, float) and bool(node.args[1] != 0)
+
+
+def fit(shapes: list[tuple]) -> bool:
+    """Whether tensors of these sizes certainly go together, element by element."""
+    for place in range(1, max(map(len, shapes), default=0) + 1):
+        sizes = [shape[-place] for shape in shapes if len(shape) >= place and not sized_one(shape[-place])]
+        if not all(same_size(sizes[0], size) for size in sizes[1:]):
+            return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Experts behind branches at which the step may be left
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cut:
+    """An expert behind exits. down: its last product. asked: whether the step is left before it. rows: what it ran on,
+    each with what it runs on now."""
+
+    down: fx.Node
+    asked: fx.Node
+    rows: list[tuple[fx.Node, fx.Node]]
+
+
+def cut_behind_exits(work: Work) -> list[Cut]:
+    """Cuts the rows of all experts that stand behind such a branch and have others before it."""
+    graph = work.gm.graph
+    exits = graph.find_nodes(op="call_function", target=require_branch)
+    found: list[Cut] = []
+    for downs in runs(graph) if exits else ():
+        between = [node for node in exits if downs[0] < node < downs[-1]]
+        storage = Storage(graph) if between else None
+        if storage is not None and all(is_known(node.args[0], downs[0], storage) for node in between):
+            found += cuts(graph, downs, between, storage)
+    return found
+
+
+def cuts(graph: fx.Graph, downs: list[fx.Node], exits: list[fx.Node], storage: Storage) -> Iterator[Cut]:
+    later = [down for down in downs if exits[0] < down]
+    if not all(is_known(rows, exits[0], storage) for down in later for rows in expert_rows(down) or ()):
+        return
+    first = downs[0]
+    for one in sorted(set().union(*(made_since(node.args[0], first) for node in exits))):
+        first.prepend(one)
+    for down in later:
+        before = [node for node in exits if node < down]
+        with graph.inserting_before(first):
+            asked = graph.call_function(is_left, tuple(one for node in before for one in node.args[:2]))
+        stands_at(asked, before[0]).meta["val"] = None
+        pairs = [(rows, cut(rows, asked, first)) for rows in dict.fromkeys(expert_rows(down) or ())]
+        for rows, now in pairs:
+            for user in [user for user in rows.users if user in inside(down) or user is down]:
+                user.replace_input_with(rows, now)
+        down.meta[EXITS] = set(before)
+        yield Cut(down, asked, pairs)
+
+
+def made_since(node: Any, first: fx.Node) -> set[fx.Node]:
+    """What a value is computed of from a node on."""
+    if not isinstance(node, fx.Node) or node < first:
+        return set()
+    return computed_of([node], lambda one: [argument for argument in one.all_input_nodes if first < argument])
+
+
+def is_known(node: Any, first: fx.Node, storage: Storage) -> bool:
+    """Whether a value may be computed before ``first``: nothing there may fail, but for a lookup in itself, which will
+    be of no rows; and nothing that it is made of is written by then."""
+    made = made_since(node, first)
+    for one in made:
+        call = read_call(one)
+        keys = one.all_input_nodes[1:] if call is not None and call.name == "getitem" else []
+        lists = [key for key in keys if shape_of(key) and not is_mask_of(key, one.args[0])]
+        if may_fail(one) or (lists and not (one is node and all(map(is_list, lists)))):
+            return False
+    read = made | {argument for one in made for argument in one.all_input_nodes}
+    return not made or storage.writer_into(read, max(made)) is None
+
+
+def is_list(key: fx.Node) -> bool:
+    value = tensor_of(key)
+    return value is not None and value.dim() == 1 and value.dtype in INTEGERS
+
+
+def is_mask_of(key: fx.Node, tensor: Any) -> bool:
+    """Whether it is a mask of the first axes of a tensor, which picks rows that are there."""
+    value, axes = tensor_of(key), shape_of(key) or ()
+    return value is not None and value.dtype is torch.bool and same_shape(axes, (shape_of(tensor) or ())[: len(axes)])
+
+
+def cut(rows: fx.Node, asked: fx.Node, first: fx.Node) -> fx.Node:
+    """None of the rows where the step is left: behind them, and behind what is asked before ``first``."""
+    graph, keys = rows.graph, [key for key in rows.all_input_nodes[1:] if shape_of(key)]
+    at = rows.next if first < rows else first
+    with graph.inserting_before(at):
+        if not keys or not all(map(is_list, keys)) or (call := read_call(rows)) is None or call.name != "getitem":
+            made = graph.call_function(rows_if, (rows, asked))
+        else:
+            few = {key: stands_at(graph.call_function(rows_if, (key, asked)), rows) for key in keys}
+            for key, one in few.items():
+                one.meta["val"] = key.meta["val"]
+            made = graph.node_copy(rows, lambda argument: few.get(argument, argument))
+    stands_at(made, rows).meta["val"] = rows.meta["val"]
+    return made
+
+
+def settle_cuts(work: Work, found: list[Cut]) -> None:
+    """Experts that became part of no operator run on the rows that they had."""
+    replaced = set(work.loose)
+    for one in found:
+        one.down.meta.pop(EXITS, None)
+        for rows, now in one.rows if one.down not in replaced else ():
+            now.replace_all_uses_with(rows)
+            work.loose.append(now)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Experts behind branches
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -66,7 +256,7 @@ def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
         before = set(work.gm.graph.nodes)
         try:
             found.append(Opening(work, node).opened())
-        except (Differ, NoExperts) as difference:
+        except Differ as difference:
             if not isinstance(difference, NoExperts):
                 if not where_of(difference.node)[0]:  # arithmetic on sizes
                     difference.node = node
@@ -76,7 +266,7 @@ def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
     return found, refused
 
 
-def settle(work: Work, opened: list[Opened]) -> None:
+def settle_branches(work: Work, opened: list[Opened]) -> None:
     """Those whose expert became part of an operator lose their branch; the others are as they were."""
     replaced = set(work.loose)
     for one in opened:
@@ -194,8 +384,7 @@ class Opening:
             return node
         if node not in self.table:
             call = read_call(node)
-            known = call is not None and not call.op.inplace and call.name in CALM
-            if not known and not is_size(node):
+            if may_fail(node) and (self.asked is not None or not (is_pure(node) or is_size(node))):
                 raise Differ(f"{target_name(node)} is more than a lookup of rows, and may fail before the branch", node)
             for argument in node.all_input_nodes:
                 self.outer(argument)

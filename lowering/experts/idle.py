@@ -195,8 +195,7 @@ def result_of(node: fx.Node) -> fx.Node | None:
 
 def is_written(operands: list[fx.Node], node: fx.Node, last: fx.Node, storage: Storage) -> bool:
     """Whether something between the two writes into one of the operands."""
-    between = [one for one in storage.writers if node < one and not last < one]
-    return any(storage.share(t, one) for w in between for t in storage.writers[w] for one in operands)
+    return any(not last < writer for writer in storage.writers_of(operands, node))
 
 
 def following(node: fx.Node) -> Iterator[fx.Node]:

@@ -10,8 +10,7 @@ from typing import Any
 from torch import fx
 
 from moebius.lowering.dead_code import is_switch
-from moebius.lowering.experts.dense import NoExperts
-from moebius.lowering.experts.unrolled_loops import Differ
+from moebius.lowering.experts.unrolled_loops import Differ, NoExperts
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size

@@ -22,8 +22,17 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
-from moebius.lowering.experts.unrolled_loops import SUMS, added_rows, chased, draws, is_branch
-from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.experts.unrolled_loops import SUMS, added_rows, chased, is_branch
+from moebius.lowering.operators import (
+    ELEMENTWISE,
+    PRODUCTS,
+    Call,
+    call_operands,
+    draws,
+    loop_body,
+    read_call,
+    target_name,
+)
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import reaches, same_shape, shape_of, tensor_of
 

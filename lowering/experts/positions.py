@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routing import index_root
+from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, tensor_of
 
 EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
@@ -163,19 +163,8 @@ def rows_of_column(index: Any) -> fx.Node | None:
     call = read_call(index)
     if call is None or len(shape_of(index) or ()) != 2 or call.name not in ("expand", "repeat"):
         return None
-    numbers = without_unit_axis(call["input"])
+    numbers = column_of(call["input"])
     return numbers if same_shape(shape_of(numbers), (shape_of(index) or ())[:1]) else None
-
-
-def without_unit_axis(column: Any) -> fx.Node | None:
-    """numbers [S] of ``numbers.unsqueeze(-1)`` [S, 1], however that is written."""
-    call = read_call(column)
-    shape = shape_of(column) or ()
-    if call is None or len(shape) != 2 or not same_size(shape[1], 1):
-        return None
-    if call.name not in ("reshape", "unsqueeze") and not (call.name == "getitem" and keeps_order(call["index"])):
-        return None
-    return call["input"] if len(shape_of(call["input"]) or ()) == 1 else None
 
 
 def is_sorted(node: fx.Node) -> bool:

@@ -32,8 +32,7 @@ from moebius.lowering.experts.routing import (
     skip_values,
 )
 from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
-from moebius.lowering.experts.unrolled_loops import draws
-from moebius.lowering.operators import loop_body, read_call, target_name
+from moebius.lowering.operators import draws, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of
 
@@ -79,7 +78,7 @@ def one_sum(claim: Claim) -> Fault | None:
     if len(evidence.sums) > 1:
         return "an iteration adds to more than one place, or twice", evidence.sums[1].node
     for position, result in enumerate(evidence.results):
-        unchanged = isinstance(result, State) and result.placeholder is carried_placeholder(claim.reader, position)
+        unchanged = isinstance(result, State) and result.placeholder is claim.reader.placeholders[1 + position]
         if result is claim.sum or result == claim.sum:
             if position != state_position(claim):
                 return "the sum changes its place among the carried values", claim.node
@@ -360,17 +359,11 @@ def prove(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def carried_placeholder(reader: Reader, position: int) -> fx.Node:
-    placeholders = [node for node in reader.body.graph.nodes if node.op == "placeholder"]
-    return placeholders[1 + position]
-
-
 def state_position(claim: Claim) -> int:
     """Which carried value the sum is; -1 where it is written in place."""
     if not claim.sum.state.carried:
         return -1
-    placeholders = [node for node in claim.reader.body.graph.nodes if node.op == "placeholder"]
-    return placeholders.index(claim.sum.state.placeholder) - 1
+    return claim.reader.placeholders.index(claim.sum.state.placeholder) - 1
 
 
 def target_of(claim: Claim) -> Any:

@@ -1,7 +1,7 @@
 """Abstract interpretation of an expert loop: a fact for each node of its body, and what its iterations do to the world.
 
 Nodes outside the loop are read on demand and only as far as routing goes (masks, counts, hit lists); all other tensors
-from outside are invariants. The rules are in the files rules_*.py, one for each canonical operator.
+from outside are invariants. The rules are in the files rules_*.py, for canonical operators.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import storage_of_body
-from moebius.lowering.experts.evidence import Evidence, Skip
 from moebius.lowering.experts.facts import (
     Accumulated,
     Constant,
+    Evidence,
     ExpertId,
     Fact,
     HitList,
     Invariant,
     Items,
+    Skip,
     State,
     StateRows,
     Test,
@@ -37,9 +38,8 @@ RULES: dict[str, list[Rule]] = {}  # by canonical operator; the first that answe
 FIRST: set[Rule] = set()  # asked before those of all files
 # The files of rules in the order in which they are asked, whichever is imported first.
 FILES = (
-    "rules_routing", "rules_weights", "rules_rows", "rules_elements", "rules_gates",
-    "rules_after",  # takes what none of those has a word for
-    "rules_each_row",  # and this what the operator has none for
+    "rules_routing", "rules_rows", "rules_gates",
+    "rules_computed",  # takes what none of those has a word for
 )  # fmt: skip
 
 # Operators that are read outside of the loop too: those that make masks, counts and hit lists from a routing index.
@@ -79,6 +79,7 @@ class Reader:
         call = read_call(loop)
         assert call is not None and call.name == "expert_loop"
         self.loop, self.call, self.body = loop, call, loop_body(loop)
+        self.placeholders = list(self.body.graph.find_nodes(op="placeholder"))
         self.facts: dict[fx.Node, Fact] = {}
         self.outside: dict[fx.Node, Fact] = {}
         self.evidence = Evidence()
@@ -98,8 +99,7 @@ class Reader:
 
     def enter(self) -> None:
         """Facts of the body's placeholders."""
-        placeholders = [node for node in self.body.graph.nodes if node.op == "placeholder"]
-        row, *others = placeholders
+        row, *others = self.placeholders
         self.evidence.row = self.facts[row] = self.source_row(self.call["source"])
         written, touched = self.written_placeholders()
         carried = len(self.call["carried"])
@@ -268,8 +268,7 @@ class Reader:
 
     def outer_of(self, placeholder: fx.Node) -> Any:
         """What the loop node passes for a placeholder of the body."""
-        placeholders = [node for node in self.body.graph.nodes if node.op == "placeholder"]
-        return call_operands(self.call)[placeholders.index(placeholder)]
+        return call_operands(self.call)[self.placeholders.index(placeholder)]
 
     def graded(self, node: fx.Node, found: Fact) -> Fact:
         """Notes floating point that runs in another grad mode than the loop: it is cut off from autograd, or joined."""

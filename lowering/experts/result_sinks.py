@@ -1,5 +1,5 @@
 """Experts by where their results meet (missed_experts.py), where no front end has found them by their projections: what
-each gives, and the rows that it is made of, for module_reuse.py."""
+each gives, and the rows that it is made of, for blocks.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 from moebius.lowering.experts.blocks import NoRows, found_rows
 from moebius.lowering.experts.missed_experts import MissedExperts, is_column, is_parameter
-from moebius.lowering.experts.rules_after import ROW_BY_ROW
+from moebius.lowering.experts.rules_computed import ROW_BY_ROW
 from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.values import shape_of, tensor_of, value_of
 

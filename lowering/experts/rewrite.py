@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,6 @@ from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
     by_row,
-    exits,
-    flat_rows,
     grouped,
     proof,
     provisional,
@@ -29,16 +27,24 @@ from moebius.lowering.experts import (
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_iterations import Batched
-from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
+from moebius.lowering.experts.blocks import RowsOf, build_blocks, expert_rows, runs, write_out
 from moebius.lowering.experts.buffers import straighten
 from moebius.lowering.experts.choices import choices
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
-from moebius.lowering.experts.dense import Chain, NoExperts, build_dense, dense_chains
-from moebius.lowering.experts.dense_raised import Raised, stacks
+from moebius.lowering.experts.dense import Chain, DenseSum, build_dense, dense_chains, stacks
 from moebius.lowering.experts.facts import Test
-from moebius.lowering.experts.hoisted_conditionals import Opened, open_branches, settle, skip_unused
+from moebius.lowering.experts.hoisted_conditionals import (
+    Cut,
+    Opened,
+    cut_behind_exits,
+    open_branches,
+    settle_branches,
+    settle_cuts,
+    skip_unused,
+)
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
+from moebius.lowering.experts.matrices import flatten_rows
 from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.proof import prove
@@ -46,11 +52,20 @@ from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_iterations_that_ran
-from moebius.lowering.experts.unrolled_loops import Differ, Unrolled, added_rows, build_loop, groups, place_of, remove
+from moebius.lowering.experts.unrolled_loops import (
+    Differ,
+    NoExperts,
+    Unrolled,
+    added_rows,
+    build_loop,
+    groups,
+    place_of,
+    remove,
+)
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
-from moebius.lowering.values import computed_of, reaches, refuse, shape_of, tensor_of, users_line, where_of
+from moebius.lowering.values import computed_of, reaches, refuse, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -116,12 +131,12 @@ def replace_all(work: Work) -> None:
             refuse(region, f"{DIFFERENT}: {refused[0].reason}", place)
             work.regions.append(region)
         pieces = split_phases.take_apart(work)
-        flat = flat_rows.flatten_rows(work)
-        cut = exits.cut_behind_exits(work)
+        flat = flatten_rows(work)
+        cut = cut_behind_exits(work)
         replace_blocks(work, failed, [*opened, *cut])
-        exits.settle(work, cut)
+        settle_cuts(work, cut)
         provisional.settle(work, flat)
-        settle(work, opened)
+        settle_branches(work, opened)
         provisional.settle(work, pieces)
     gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
@@ -163,7 +178,7 @@ def replace_meeting(work: Work) -> None:
         ends = result_sinks.ends(there[0])
         if not all(map(result_sinks.rows_behind, ends)):
             continue
-        found = replace_piece(work, ends, order_fault(work.gm.graph, ends), rows_of=result_sinks.rows_behind)
+        found = replace_piece(work, ends, rows_of=result_sinks.rows_behind)
         if found is not None and found.lowered:
             lines = {place for node in there[0].nodes for place in places_of(node)}
             work.regions = [r for r in work.regions if r.lowered or (r.file, r.line) not in lines]
@@ -211,46 +226,31 @@ def others_products(work: Work) -> str:
     return f"the backend {work.options.backend} has products of its own for them"
 
 
-def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened | exits.Cut]) -> None:
+def in_equal_parts(
+    nodes: list[fx.Node], replace: Callable[[list[fx.Node]], ExpertRegion | None]
+) -> tuple[list[ExpertRegion], list[ExpertRegion]]:
+    """(regions, refusals): all nodes as one layer, or as the fewest of equal length that become operators."""
+    count, refusals = len(nodes), list[ExpertRegion]()
+    for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
+        found = replace(nodes[:length])
+        if found is not None and found.lowered:
+            rest = [replace(nodes[i : i + length]) for i in range(length, count, length)]
+            return [found, *(region for region in rest if region is not None)], refusals
+        refusals += [found] if found is not None else []
+    return [], refusals
+
+
+def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened | Cut]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
     sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
-        count, refused, fault = len(downs), None, order_fault(work.gm.graph, downs)
-        for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
-            pieces = [downs[i : i + length] for i in range(0, count, length)]
-            own = [[f for f in failed if f.uses(piece)] for piece in pieces]
-            found = replace_piece(work, pieces[0], fault and fault_of_pieces(work.gm.graph, pieces, fault), opened)
-            if found is None or not found.lowered:
-                refused = refused or found
-                continue
-            lowered = [found, *(replace_piece(work, piece, opened=opened) for piece in pieces[1:])]
-            for region, known in zip(lowered, own, strict=True):
-                if region is not None and region.lowered:
-                    work.regions.append(region)
-                    for f in known:
-                        work.regions = [r for r in work.regions if r is not f.region]
-            break
-        else:
-            if refused is not None and not any(f.uses(downs) for f in failed):
-                work.regions.append(refused)
-
-
-def fault_of_pieces(graph: fx.Graph, pieces: list[list[fx.Node]], fault: Differ) -> Differ | None:
-    """The same where the iterations may be those of several loops, one in each pass of another one: what keeps those
-    of one from being a loop. fault: of all together. (Of two that depend on one another nothing tells.)"""
-    if len(pieces) == 1 or len(pieces[0]) < 3:
-        return fault
-    ends = [*(piece[0] for piece in pieces[1:]), None]
-    return next(filter(None, (order_fault(graph, *one) for one in zip(pieces, ends, strict=True))), None)
-
-
-def order_fault(graph: fx.Graph, downs: list[fx.Node], until: fx.Node | None = None) -> Differ | None:
-    """Why the iterations that these down-projections are of depend on one another, if they do."""
-    try:
-        Order(graph, downs, Storage(graph), until)
-    except Differ as difference:
-        return difference
-    return None
+        known = [one.region for one in failed if one.uses(downs)]
+        found, refusals = in_equal_parts(downs, lambda piece: replace_piece(work, piece, opened))
+        if found:
+            work.regions = [region for region in work.regions if not any(region is one for one in known)]
+            work.regions += [region for region in found if region.lowered]
+        elif not known:
+            work.regions += refusals[:1]
 
 
 class Attempt:
@@ -283,18 +283,15 @@ class Attempt:
 def replace_piece(
     work: Work,
     downs: list[fx.Node],
-    fault: Differ | None = None,
-    opened: Sequence[Opened | exits.Cut] = (),
+    opened: Sequence[Opened | Cut] = (),
     rows_of: RowsOf = expert_rows,
 ) -> ExpertRegion | None:
-    """The down-projections of one layer's experts; None where these are none. fault: why not to replace them. rows_of:
-    the rows that each is computed of."""
+    """The down-projections of one layer's experts; None where these are none. rows_of: the rows that each is
+    computed of."""
     region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
     storage = Storage(work.gm.graph)
     with Attempt(work, region, downs[0]) as attempt:
         iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
-        if fault is not None:
-            raise fault
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
             skip_unused(downs, opened, iterations.stacked)
@@ -367,7 +364,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
     carried, new = written
     found = None
     for downs in runs(graph):
-        if set(downs) <= new and order_fault(graph, downs) is None:
+        if set(downs) <= new:
             found = replace_piece(work, downs)
             if found is None or not found.lowered:
                 found = replace_strides(work, downs)
@@ -390,29 +387,18 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
     """Additions as the iterations of one loop, or of loops of equal length (one over slots around one over experts)."""
-    count = len(nodes)
-    kind = Chain if len(shape_of(nodes[0]) or ()) == 2 else Raised
-    for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
-        found = replace_dense(work, kind(nodes[:length]))
-        if found is not None and (found.lowered or length == count):
-            rest = [replace_dense(work, kind(nodes[i : i + length])) for i in range(length, count, length)]
-            return [region for region in (found, *rest) if region is not None]
-    return []
+    found, refusals = in_equal_parts(nodes, lambda part: replace_dense(work, Chain(part)))
+    return found or refusals[:1]
 
 
-def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
+def replace_dense(work: Work, whole: DenseSum) -> ExpertRegion | None:
     """Experts that are computed on all tokens and masked, as the iterations of one loop; None where these are none."""
-    region = ExpertRegion(*where_of(chain.place)[:2], "experts on all tokens, masked by a gate")
-    with Attempt(work, region, chain.place) as attempt:
-        try:
-            chain.normalise(Storage(work.gm.graph))
-            storage = Storage(work.gm.graph)
-            iterations = build_dense(work.gm, chain.nodes, storage)
-            replace_loop(work, iterations.loop, storage, region, iterations)
-        finally:
-            if not region.lowered:
-                chain.restore()
-        work.loose += chain.unread if region.lowered else []
+    region = ExpertRegion(*where_of(whole.place)[:2], "experts on all tokens, masked by a gate")
+    with Attempt(work, region, whole.place) as attempt:
+        nodes, storage = whole.write()
+        iterations = build_dense(work.gm, nodes, storage)
+        if replace_loop(work, iterations.loop, storage, region, iterations):
+            work.loose += whole.settle()
     return attempt.told
 
 
@@ -526,18 +512,9 @@ def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
             continue  # the iterations of a loop that was written out: their experts are an operator already
         anchors = without_identities(anchors)
-        count = len(anchors)
-        lengths = [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]
-        refusals: list[ExpertRegion] = []
-        for length in lengths:
-            parts = [anchors[i : i + length] for i in range(0, count, length)]
-            made = [replace_part(work, part, storage) for part in parts[:1]]
-            if made[0].lowered:
-                made += [replace_part(work, part, storage) for part in parts[1:]]
-                work.regions += made
-                break
-            refusals += made
-        else:
+        found, refusals = in_equal_parts(anchors, lambda part: replace_part(work, part, storage))
+        work.regions += found
+        if not found:
             worst = max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))
             work.regions.append(worst)
             failed.append(Failed(worst, anchors))

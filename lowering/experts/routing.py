@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from moebius.lowering.experts.evidence import Skip
-from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Test
+from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Skip, Test
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of, value_of

@@ -14,9 +14,9 @@ from moebius.lowering.experts.claims import Refused
 from moebius.lowering.experts.facts import Fact, OwnVector, Rows, RowWeight, Slice
 from moebius.lowering.experts.proof import target_of
 from moebius.lowering.experts.routing import Allowed, proven_within
-from moebius.lowering.experts.rules_each_row import PRODUCTS
+from moebius.lowering.experts.rules_computed import PRODUCTS
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
-from moebius.lowering.experts.writing import Writer, copied, guard_routing, kept, norm_apart
+from moebius.lowering.experts.writing import Writer, copied, fill_in_routing, norm_apart, routing
 from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import fake_mode_of
@@ -26,11 +26,8 @@ KERNEL = "projection by projection"
 
 
 def fill_region(region: ExpertRegion, claim: ByRow) -> None:
-    index = shape_of(claim.index)
-    assert index is not None
-    top_k = index[1] if len(index) == 2 else 1
-    region.lowered, region.num_experts, region.kernel = True, claim.experts, KERNEL
-    region.top_k = top_k if isinstance(top_k, int) else None
+    fill_in_routing(region, claim)
+    region.kernel = KERNEL
 
 
 class RowsWriter:
@@ -41,13 +38,7 @@ class RowsWriter:
         self.made: dict[fx.Node, Any] = {}
         self.looked_up: dict[Fact, fx.Node] = {}
         writer = self.writer
-        index = writer.invariant(claim.selection.index)
-        guard_routing(claim, writer, index)
-        self.running = kept(claim, writer, index)
-        self.index = index
-        if len(shape_of(index) or ()) == 1:
-            self.index = writer.call(torch.unsqueeze, index, 1)
-            self.running = self.index if not claim.selection.keep else writer.call(torch.unsqueeze, self.running, 1)
+        self.index, self.running = routing(claim, writer)
         self.slot, self.expert, self.offsets = self.sort()
         top_k = (shape_of(self.index) or (0, 1))[1]
         one = isinstance(top_k, int) and top_k == 1

@@ -3,13 +3,10 @@ here."""
 from __future__ import annotations
 
 from moebius.lowering.experts import (  # noqa: F401
-    rules_after,
-    rules_each_row,
-    rules_elements,
+    rules_computed,
     rules_gates,
     rules_routing,
     rules_rows,
-    rules_weights,
 )
 from moebius.lowering.experts.reader import Reader
 

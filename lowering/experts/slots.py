@@ -26,18 +26,18 @@ from moebius.lowering.experts.positions import (
     computed_since_the_choice,
     is_order,
     is_sorted,
+    keeps_order,
     lookup,
     position_bounds,
     root_of,
     rows_of_column,
     sorted_by,
     uncast,
-    without_unit_axis,
 )
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import has_effect
-from moebius.lowering.experts.views import FULL, moved, sized_one
+from moebius.lowering.experts.views import column_of, moved, sized_one
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of
@@ -189,7 +189,8 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
             continue
         if call.name in ("getitem", "squeeze", "unsqueeze") and part is None:  # axes of size 1 come and go
             keys = call.args.get("index", ())
-            plain = all(map(keeps_order, keys if isinstance(keys, tuple) else (keys,)))
+            keys = keys if isinstance(keys, tuple) else (keys,)
+            plain = keeps_order(tuple(key for key in keys if type(key) is not int))
             if not plain or not same_shape(tuple(size for size in sizes if not sized_one(size)), shape):
                 return None
         elif call.name == "mul" and found.weights is None and len(sizes) == (3 if apart else 2):
@@ -240,11 +241,6 @@ def added_to_tokens(call: Call, results: fx.Node, rows: Rows, found: Sum, storag
     return whole and same_shape(shape_of(total), shape_of(rows.x))
 
 
-def keeps_order(key: Any) -> bool:
-    """Whether a key of ``y[…]`` keeps what it keeps in its order."""
-    return key is None or key is Ellipsis or type(key) is int or (isinstance(key, slice) and key == FULL)
-
-
 def is_as_wide(cast: fx.Node, node: fx.Node) -> bool:
     """Whether a cast, where it is, gives numbers of the type that the operator's results have, or of a wider one."""
     value, own = tensor_of(cast), tensor_of(node)
@@ -276,7 +272,7 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
     if call is None or rank != (2 if k is None else 3) or not same_size((shape_of(other) or (0,))[-1], 1):
         return None
     if k is None:
-        weights = without_unit_axis(other)
+        weights = column_of(other)
         found = None if weights is None or order is None else read_call(weights)
         part = None if found is None else lookup(found)
         if order is None or part is None:
@@ -288,8 +284,7 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
 
 def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:
     """The one node that writes into ``place`` before ``at``."""
-    writers = [w for w, targets in storage.writers.items() if any(storage.share(place, t) for t in targets)]
-    writers = [writer for writer in writers if place < writer < at]
+    writers = list(storage.writers_of((place,), place, at))
     return writers[0] if len(writers) == 1 else None
 
 

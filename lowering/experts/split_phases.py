@@ -5,7 +5,7 @@
 
 Where what is between is a function of each row by itself, and the cuts are those of the parts that were joined, piece e
 is that function of part e. So written, each expert stands by itself and may become part of an operator
-(module_reuse.py); where none of them does, the pieces are as they were.
+(blocks.py); where none of them does, the pieces are as they were.
 """
 
 from __future__ import annotations
@@ -57,12 +57,9 @@ def take_apart(work: Work) -> list[Provisional]:
 
 def is_quiet(graph: fx.Graph, nodes: set[fx.Node], end: fx.Node, storage: Storage) -> bool:
     """Whether nobody writes into what is between the parts and the split, nor switches gradients there."""
-    for targets in storage.writers.values():
-        if any(storage.share(target, one) for target in targets for one in nodes):
-            return False
     least = min(nodes)
     switches = [node for node in graph.nodes if least < node < end and node.target is set_grad_enabled]
-    return not switches
+    return not switches and not any(storage.writers_of(nodes))
 
 
 def sizes_of(split: fx.Node) -> list[Any] | None:

@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
-from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
+from moebius.lowering.experts.views import column_cut
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
     behind,
     call_operands,
+    draws,
     is_pure,
     is_size,
     loop_body,
@@ -46,6 +47,10 @@ class Differ(Exception):
     def __init__(self, reason: str, node: fx.Node):
         self.reason, self.node = reason, node
         super().__init__(reason)
+
+
+class NoExperts(Differ):
+    """They do not look like experts: nobody needs to be told."""
 
 
 @dataclass
@@ -379,6 +384,15 @@ class Builder:
             made.meta.update(outer.meta)
         return self.captures[outer]
 
+    def before(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node of the graph before the first iteration."""
+        with self.gm.graph.inserting_before(self.first):
+            return self.kept(add_call(self.gm.graph, self.first, target, *args, **kwargs))
+
+    def kept(self, made: fx.Node) -> fx.Node:
+        self.storage.add(made)
+        return made
+
     def column(self, nodes: tuple[fx.Node, ...], whole: fx.Node, keeps_axis: bool) -> fx.Node:
         """Column e of a matrix that the program has cut apart."""
         self.uses_row = True
@@ -396,9 +410,7 @@ class Builder:
             raise Differ("the experts' parameters differ in shape or dtype", nodes[0])
         self.uses_row = True
         self.read.update(nodes)
-        with self.gm.graph.inserting_before(self.first):
-            stacked = add_call(self.gm.graph, self.first, stack_experts, None, *nodes)
-        self.storage.add(stacked)
+        stacked = self.before(stack_experts, None, *nodes)
         self.stacked.append(stacked)
         picked = self.body.call_function(pick, (self.capture(stacked), self.row))
         picked.meta.update(nodes[0].meta)
@@ -490,12 +502,6 @@ class Builder:
 
 OPENED = "opened"  # in a branch's meta: all that it does is done elsewhere (hoisted_conditionals.py)
 DRAWN = "drawn elsewhere"  # in a node's meta: what draws the numbers of this dropout stands where the iterations stood
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether it is a dropout that is switched on."""
-    call = read_call(node)
-    return call is not None and call.name == "dropout" and call["p"] != 0 and call["training"] is not False
 
 
 def may_draw(node: fx.Node) -> bool:

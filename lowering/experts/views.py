@@ -13,10 +13,11 @@ from torch import fx
 
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of
+from moebius.lowering.values import same_shape, shape_of, value_of
 
 FULL = slice(None)
 Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
+TURNED = frozenset({"t", "T", "mT", "transpose"})
 
 
 def sized_one(size: Any) -> bool:
@@ -209,3 +210,38 @@ def same_value(node: Any, through: frozenset[str] = SAME_STORAGE) -> Any:
     if through is SAME_STORAGE and any(shape_of(argument) is not None for argument in others):
         return node  # rows looked up with a tensor: a copy
     return call.name, tuple((name, same_value(value, through)) for name, value in call.args.items())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Columns, one for each expert
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def column_cut(nodes: tuple[fx.Node, ...]) -> tuple[fx.Node, bool] | None:
+    """The tensor of which node e is column e, and whether that keeps its axis: ``g.unbind(-1)[e]``, ``g.t()[e]``,
+    ``g.split(1, -1)[e]``, ``g.chunk(experts, -1)[e]``."""
+    pieces = nodes[0].args[0] if nodes[0].target is operator.getitem else None
+    if not isinstance(pieces, fx.Node) or any(node.args != (pieces, e) for e, node in enumerate(nodes)):
+        return None
+    cut, value = read_call(pieces), value_of(pieces)
+    if cut is None:
+        return None
+    if cut.name in TURNED:
+        return turned(pieces, len(nodes))
+    if cut.name not in ("unbind", "split", "chunk") or not isinstance(value, tuple | list) or len(value) != len(nodes):
+        return None
+    whole: fx.Node = cut["input"]
+    if cut.name == "unbind" and cut["dim"] in (0, -2):
+        return turned(whole, len(nodes))
+    shape = shape_of(whole)
+    if shape is None or len(shape) < 2 or shape[-1] != len(nodes) or cut["dim"] not in (-1, len(shape) - 1):
+        return None
+    return whole, cut.name != "unbind"
+
+
+def turned(node: fx.Node, count: int) -> tuple[fx.Node, bool] | None:
+    """Of the rows of a matrix: that of which they are the columns, if it was turned for them."""
+    call, shape = read_call(node), shape_of(node)
+    if call is None or call.name not in TURNED or shape is None or len(shape) != 2 or shape[0] != count:
+        return None
+    return call["input"], False

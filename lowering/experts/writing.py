@@ -30,12 +30,10 @@ LAYERS = itertools.count()
 
 def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) -> None:
     """Sizes, kernel and memory of a proven region."""
-    x, index = tensor_of(claim.x.source.node), shape_of(claim.index)
-    assert x is not None and index is not None
+    x = tensor_of(claim.x.source.node)
+    assert x is not None
     tokens, width = x.shape
-    top_k = index[1] if len(index) == 2 else 1
-    region.lowered, region.num_experts = True, claim.experts
-    region.top_k = top_k if isinstance(top_k, int) else None
+    top_k = fill_in_routing(region, claim)
     region.kernel = kernel_for(x)
     narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
     if isinstance(tokens, int) and isinstance(top_k, int) and claim.after is None:
@@ -44,6 +42,16 @@ def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) ->
         region.saved_bytes = kept_bytes(rows, (claim.experts, width, narrow), claim.up is not None, options)
         if joined:  # gate and up are put into one tensor, which is kept
             region.saved_bytes += claim.experts * 2 * narrow * width * claim.gate.dtype.itemsize
+
+
+def fill_in_routing(region: ExpertRegion, claim: Claim) -> Any:
+    """How many experts there are, and how many a token goes to. Returns the latter, where it is no constant too."""
+    index = shape_of(claim.index)
+    assert index is not None
+    top_k = index[1] if len(index) == 2 else 1
+    region.lowered, region.num_experts = True, claim.experts
+    region.top_k = top_k if isinstance(top_k, int) else None
+    return top_k
 
 
 def kept_bytes(
@@ -186,12 +194,7 @@ def write_operator(claim: Fused, options: LoweringOptions, known: dict[Any, Any]
         # a budget's choice is a layer's own: each has a name
         asked["precision"] = precision + (f"@layer {next(LAYERS)}" if precision.startswith("budget") else "")
     writer = Writer(claim)
-    index = writer.invariant(claim.selection.index)
-    guard_routing(claim, writer, index)
-    running = kept(claim, writer, index)
-    if len(shape_of(index) or ()) == 1:
-        index = writer.call(torch.unsqueeze, index, 1)
-        running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
+    index, running = routing(claim, writer)
     x = writer.cast(writer.invariant(claim.x.source), claim.x.dtype)
     scale = routing_scale(claim, writer, index, x)
     slots = running
@@ -308,11 +311,17 @@ def metadata(node: fx.Node | None) -> Any:
     return value if value is None else (tuple(map(str, (*value.shape, *value.stride()))), value.dtype, value.device)
 
 
-def kept(claim: Claim, writer: Writer, index: fx.Node) -> fx.Node:
-    """The routing index with the dropped slots, where not all of ``keep`` hold, sent to no expert."""
+def routing(claim: Claim, writer: Writer) -> tuple[fx.Node, fx.Node]:
+    """The routing index [T, K], which is checked; and with the dropped slots, where not all of ``keep`` hold, sent to
+    no expert."""
+    index = running = writer.invariant(claim.selection.index)
+    guard_routing(claim, writer, index)
     for mask in sorted(claim.selection.keep, key=repr):
-        index = writer.call(torch.where, writer.invariant(mask), index, claim.experts)
-    return index
+        running = writer.call(torch.where, writer.invariant(mask), running, claim.experts)
+    if len(shape_of(index) or ()) == 1:
+        index = writer.call(torch.unsqueeze, index, 1)
+        running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
+    return index, running
 
 
 def routing_scale(claim: Fused, writer: Writer, index: fx.Node, x: fx.Node) -> fx.Node | None:

@@ -177,11 +177,7 @@ def scatter_into(
 ) -> Call | None:
     """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
     base: in place of zero. names: of other operators than scatter."""
-    writers = [
-        writer
-        for writer, targets in storage.writers.items()
-        if gates < writer < end and any(storage.share(gates, target) for target in targets)
-    ]
+    writers = list(storage.writers_of((gates,), gates, end))
     made = gates if not writers else writers[0] if len(writers) == 1 else None
     call = read_call(made) if made is not None else None
     if call is None or call.name not in names or (writers and call["input"] is not gates):

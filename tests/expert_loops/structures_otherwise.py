@@ -41,7 +41,7 @@ class GatesTimesMask(Routed):
         return sum(self.experts[e](x) * (gates * mask)[:, e].unsqueeze(-1) for e in range(E))
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class ClonedSums(Routed):
     """`new = out.clone(); new[token] = new[token] + rows; out = new`"""
 

@@ -29,7 +29,7 @@ from row_experts import (
 from spellings import D, E, K
 from torch.nn.functional import dropout, linear
 
-from moebius.lowering.experts import by_row, rewrite, rules_each_row
+from moebius.lowering.experts import by_row, rewrite, rules_computed
 
 
 def across_rows(h, p, w, moe):
@@ -119,8 +119,8 @@ def test_experts_that_all_read_the_same_rows():
 
 @pytest.mark.parametrize("expert", [across_rows, softmax_over_rows])
 def test_operators_that_mix_rows(monkeypatch, expert):
-    monkeypatch.setattr(rules_each_row, "aligned", lambda *_: True)
-    monkeypatch.setattr(rules_each_row, "along_rows", lambda *_: True)
+    monkeypatch.setattr(rules_computed, "aligned", lambda *_: True)
+    monkeypatch.setattr(rules_computed, "along_rows", lambda *_: True)
     with pytest.raises(AssertionError):
         lowered(in_one_tensor(expert))
 

@@ -8,7 +8,7 @@ import torch
 from beside_eager import regions_of
 from spellings import E, K
 
-from moebius.lowering.experts import exits
+from moebius.lowering.experts import hoisted_conditionals
 
 SEEDS = (0, 3, 1, 3, 2, 0)
 
@@ -182,6 +182,6 @@ def test_kept(function):
 
 def test_rows_that_are_not_cut(monkeypatch):
     """Without the cut what may not be looked up is."""
-    monkeypatch.setattr(exits, "cut", lambda rows, asked, first: rows)
+    monkeypatch.setattr(hoisted_conditionals, "cut", lambda rows, asked, first: rows)
     with pytest.raises((AssertionError, IndexError)):
         regions_of(beyond_the_rows, range(8))

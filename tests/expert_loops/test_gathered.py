@@ -11,7 +11,7 @@ from table import Runner
 from torch.nn.functional import softmax
 
 from moebius import capture, stats
-from moebius.lowering.experts import blocks, buffers, combined, dense, rewrite
+from moebius.lowering.experts import blocks, buffers, combined, dense
 from moebius.python import methods
 
 
@@ -176,8 +176,6 @@ def test_cut_otherwise():
     [
         ("written_by_token", lambda patch: patch.setattr(blocks, "are_apart", lambda write, read: False)),
         ("masked_after_an_activation", lambda patch: patch.setattr(dense.Sparse, "is_shared", given)),
-        ("by_map", lambda patch: patch.setattr(buffers, "written_part", lambda end, reader: None)),
-        ("nested", lambda patch: patch.setattr(rewrite, "order_fault", every_fault)),
         ("take_along_the_experts", lambda patch: patch.setattr(combined, "by_product", lambda node: None)),
     ],
 )
@@ -188,16 +186,17 @@ def test_what_lowers_it(monkeypatch, name, off):
     assert not any(region.lowered for region in regions)
 
 
+def test_rows_written_into_zeros_are_added(monkeypatch):
+    """Without it the experts alone are the operator, and what they give is added as it was written."""
+    for off in (False, True):
+        if off:
+            monkeypatch.setattr(buffers, "written_part", lambda end, reader: None)
+        (region,) = regions_of(MODULES["by_map"].function)[1]
+        assert region.lowered and region.idiom.endswith("rows of its own") == off
+
+
 def given(self, rows):
     return rows.op == "placeholder"
-
-
-def every_fault(graph, downs, until=None):
-    """That of all experts, for a part of them too."""
-    return ORDER_FAULT(graph, max(blocks.runs(graph), key=len))
-
-
-ORDER_FAULT = rewrite.order_fault
 
 
 def test_without_pieces_at_places_it_breaks(monkeypatch):

@@ -64,20 +64,20 @@ COLLECTS = {
     ),
 }  # fmt: skip
 
-# anchor, line, whether it takes the anchor's place, whether iterations then depend on each other
+# anchor, line, whether it takes the anchor's place
 MISTAKES = {
-    "off by one": ("rows = ", "rows = sorted_x[start : end + 1]", True, False),
-    "one too few": ("rows = ", "rows = sorted_x[start : max(end - 1, 0)]", True, False),
-    "reversed rows": ("y = ", "y = y.flip(0)", False, False),
-    "reads what an earlier iteration gave": ("y = ", "y = y + before\nbefore = y.sum()", False, True),
-    "rows of an earlier iteration": ("rows = ", "rows = rows + before\nbefore = rows.sum() * 0.1", False, True),
-    "scaled less and less": ("y = ", "y = y * before\nbefore = before * 0.5", False, True),
-    "a count that changes": ("rows = ", "counts[(e + 1) % E] -= 1", False, False),
-    "the next expert": ("y = ", None, True, False),
-    "twice": ("y = ", "y = y * 2", False, False),
-    "detached": ("y = ", "y = y.detach()", False, False),
-    "leaves out single rows": ("rows = ", "if n <= 1:\n    continue\nrows = sorted_x[start:end]", True, False),
-    "the mean": ("y = ", "y = y - y.mean(0)", False, False),
+    "off by one": ("rows = ", "rows = sorted_x[start : end + 1]", True),
+    "one too few": ("rows = ", "rows = sorted_x[start : max(end - 1, 0)]", True),
+    "reversed rows": ("y = ", "y = y.flip(0)", False),
+    "reads what an earlier iteration gave": ("y = ", "y = y + before\nbefore = y.sum()", False),
+    "rows of an earlier iteration": ("rows = ", "rows = rows + before\nbefore = rows.sum() * 0.1", False),
+    "scaled less and less": ("y = ", "y = y * before\nbefore = before * 0.5", False),
+    "a count that changes": ("rows = ", "counts[(e + 1) % E] -= 1", False),
+    "the next expert": ("y = ", None, True),
+    "twice": ("y = ", "y = y * 2", False),
+    "detached": ("y = ", "y = y.detach()", False),
+    "leaves out single rows": ("rows = ", "if n <= 1:\n    continue\nrows = sorted_x[start:end]", True),
+    "the mean": ("y = ", "y = y - y.mean(0)", False),
 }
 
 
@@ -86,7 +86,7 @@ def source(counts, head, skip, expert, collect, mistake):
     prepare, keep, whole = COLLECTS[collect]
     iteration = [start, SKIPS[skip], "rows = sorted_x[start:end]", EXPERTS[expert], keep, "start = end"]
     if mistake is not None:
-        anchor, line, replaces, _ = MISTAKES[mistake]
+        anchor, line, replaces = MISTAKES[mistake]
         at = next(i for i, text in enumerate(iteration) if text.startswith(anchor))
         line = iteration[at].replace("[e]", "[(e + 1) % E]") if line is None else line
         iteration[at : at + 1] = [line] if replaces else [iteration[at], line]
@@ -146,10 +146,7 @@ def test_right_layers(**form):
 @settings(SETTINGS, max_examples=examples(50))
 @given(mistake=st.sampled_from(sorted(MISTAKES)), **LAYERS)
 def test_subtly_wrong_layers(mistake, **form):
-    text = source(**form, mistake=mistake)
-    lowered = check(text)
-    if MISTAKES[mistake][3]:
-        assert not lowered, text
+    check(source(**form, mistake=mistake))
 
 
 @pytest.mark.share(4)

@@ -268,7 +268,7 @@ def test_who_vouches_for_the_list(monkeypatch):
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "amax"])
 def test_reductions(reduce, include_self):
-    """Of ``scatter_reduce`` only the sum that keeps what was there adds."""
+    """Of ``scatter_reduce`` only the sum that keeps what was there adds; of the others the experts are one operator."""
 
     def function(x, moe):
         weight, index = moe.route(x)
@@ -280,4 +280,4 @@ def test_reductions(reduce, include_self):
             out = out.scatter_reduce(0, at, rows, reduce, include_self=include_self)
         return out
 
-    assert check(function)[1] == (reduce == "sum" and include_self)
+    assert check(function)[1]

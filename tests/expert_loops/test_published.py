@@ -10,7 +10,7 @@ from published_spellings import placed
 from spellings import D, E
 from torch.nn.functional import dropout, gelu, linear, relu
 
-from moebius.lowering.experts import flat_rows, reader, rewrite, views
+from moebius.lowering.experts import reader, rewrite, views
 
 
 def by_argmax(x, moe, *, index=None, mask_of=None, slot_of=None, rows_of=None):
@@ -181,8 +181,8 @@ def test_all_on_the_same_rows():
     [
         ("added_in_place", lambda patch: patch.setattr(rewrite, "write_out_of_place", lambda work: None)),
         ("einsum_with_dots", lambda patch: patch.setattr(views, "named_axes", lambda *args: None)),
-        ("soft_slots", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
-        ("chunks_of_places", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
+        ("soft_slots", lambda patch: patch.setattr(rewrite, "flatten_rows", lambda work: [])),
+        ("chunks_of_places", lambda patch: patch.setattr(rewrite, "flatten_rows", lambda work: [])),
         ("slots_by_argmax", lambda patch: patch.setitem(reader.RULES, "argmax", [])),
         ("slots_by_argmax", lambda patch: patch.setitem(reader.RULES, "gather", [])),
     ],

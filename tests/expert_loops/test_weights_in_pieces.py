@@ -9,7 +9,7 @@ from row_experts import Experts
 from spellings import D, E, N
 from torch.nn.functional import linear, silu
 
-from moebius.lowering.experts import rules_weights
+from moebius.lowering.experts import rules_rows
 
 
 def layer_of(up, down):
@@ -75,8 +75,8 @@ def test_pieces_of_more_than_one(monkeypatch):
     """Their first rows are not those of the whole."""
     layer = layer_of(chunks, of_two_rows)
     assert not all(region.lowered for region in regions_of(layer, layer=Experts)[1])
-    real = rules_weights.value_of
+    real = rules_rows.value_of
     alone = lambda node: tuple(row for piece in real(node) for row in piece.split(1))  # noqa: E731
-    monkeypatch.setattr(rules_weights, "value_of", alone)
+    monkeypatch.setattr(rules_rows, "value_of", alone)
     with pytest.raises(AssertionError):
         regions_of(layer, layer=Experts)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx
+from torch.nn import functional
 
-from moebius.lowering.aliasing import only_computes
+from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.operators import CONTROL, FUNCTIONS, METHODS, Operator
-from moebius.lowering.torch_private import draws_numbers, only_reads
+from moebius.lowering.torch_private import draws_numbers, only_reads, returns_new
 
 TORCHS = {f: op for f, op in FUNCTIONS.items() if "torch" in str(getattr(f, "__module__", ""))}
 SPELLINGS = [*((f.__name__, op) for f, op in TORCHS.items()), *METHODS.items()]
@@ -46,6 +49,27 @@ def test_what_draws_is_never_run_twice(name: str) -> None:
     made += [graph.call_function(getattr(home, name), (x,)) for home in HOMES if hasattr(home, name)]
     assert not only_reads(name)
     assert not any(map(only_computes, made))
+
+
+@pytest.mark.parametrize("name", ["cos", "baddbmm", "logaddexp", "index_fill", "masked_select", "tril", "floor"])
+def test_new_by_schema(name: str) -> None:
+    assert returns_new(name)
+
+
+@pytest.mark.parametrize("name", ["reshape", "contiguous", "to", "einsum", "type_as", "view_as_real", "unsafe_split",
+                                  "_unsafe_view", "dropout", "relu_", "no_such_operator"])  # fmt: skip
+def test_perhaps_not_new_by_schema(name: str) -> None:
+    assert not returns_new(name)
+
+
+@pytest.mark.parametrize("activation", [functional.elu, functional.rrelu, functional.silu])
+def test_an_argument_that_is_handed_back_shares_its_storage(activation: Any) -> None:
+    graph = fx.Graph()
+    x = graph.call_method("clone", (graph.placeholder("x"),))
+    plain, written = (graph.call_function(activation, (x,), given) for given in ({}, {"inplace": True}))
+    storage = Storage(graph)
+    assert storage.share(x, written)
+    assert activation is functional.rrelu or not storage.share(x, plain)
 
 
 def test_backward_is_no_computation() -> None:

@@ -1,6 +1,9 @@
-"""All experts on all tokens [batch, T, D], masked by a gate [batch, T, 1] or [batch, 1, 1], as the same sum on a matrix
-of these tokens (dense.py). What works on the last axis alone is the same there; a gate is repeated along the axes that
-it has not. Where the experts become no operator, the sum is as it was."""
+"""Values [batch, T, D] whose axes before the last are one: [T, D]. What works on the last axis alone is the same there.
+
+Of all experts on all tokens, masked by a gate [batch, T, 1] or [batch, 1, 1], the same sum on a matrix (dense.py); a
+gate is repeated along the axes that it has not. Of experts on rows with several axes, ``expert(slots[e])`` of [batch,
+slots, D], those on a matrix of these rows: they may become an operator (blocks.py), or are as they were.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
+from moebius.lowering.contract import Work
+from moebius.lowering.experts.blocks import expert_rows
+from moebius.lowering.experts.provisional import Provisional
+from moebius.lowering.experts.unrolled_loops import NoExperts
 from moebius.lowering.experts.views import FULL
 from moebius.lowering.experts.zeros import one_of
-from moebius.lowering.operators import ELEMENTWISE, Call, is_pure, read_call, target_name
+from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at
 
@@ -23,60 +29,19 @@ REDUCTIONS = frozenset({"sum", "any"})
 MOST = 50_000  # nodes of all iterations
 
 
-class Raised(Chain):
-    """Such a sum as additions of matrices, and back again."""
-
-    def normalise(self, storage: Storage) -> None:
-        super().normalise(storage)
-        storage = Storage(self.place.graph)
-        first, last = self.nodes[0], self.nodes[-1]
-        parts = [added(node) for node in self.nodes]
-        base = parts[0][0] if parts[0] is not None else None
-        if not isinstance(base, fx.Node):
-            raise NoExperts("there is nothing that is added to", first)
-        for node in self.nodes[:-1]:
-            if len(node.users) != 1:
-                raise NoExperts("the sum is read between the iterations", node)
-        leaves = shared(parts[0][1], parts[1][1])  # type: ignore[index]
-        if first in leaves or any(part is not None and part[1] in leaves for part in parts):
-            raise NoExperts("what is added is made of the sum: layers one after another", first)
-        ends = [part[1] for part in parts if part is not None]
-        start = min((node for end in ends for node in behind(end, leaves)), default=first)
-        flat = Flat(base, leaves, start, storage)
-        with first.graph.inserting_before(first):
-            total = add_call(first.graph, first, torch.reshape, base, (-1, (shape_of(base) or ())[-1]))
-        nodes = []
-        for node, part in zip(self.nodes, parts, strict=True):
-            assert part is not None
-            rows = flat.of(part[1])
-            with node.graph.inserting_before(node):
-                total = add_call(node.graph, node, torch.add, total, rows)
-            nodes.append(total)
+def as_matrices(
+    base: fx.Node | None, parts: list[fx.Node], place: fx.Node, last: fx.Node
+) -> tuple[Flat, fx.Node | None, list[fx.Node]]:
+    """What is added to, and what each iteration adds, [*axes, D], as matrices before ``last``. Raises NoExperts."""
+    leaves = behind(parts[0], set()) & behind(parts[1], set())
+    if not leaves.isdisjoint(parts):
+        raise NoExperts("what is added is made of the sum: layers one after another", place)
+    start = min((node for part in parts for node in behind(part, leaves)), default=place)
+    flat = Flat(last, leaves, start, Storage(last.graph))
+    if base is not None:
         with last.graph.inserting_before(last):
-            whole = add_call(last.graph, last, torch.reshape, total, (*flat.sizes(last), (shape_of(last) or ())[-1]))
-        self.swap(last, whole)
-        self.unread += [last]
-        self.nodes = nodes
-        Chain.take_masks(self, Storage(last.graph))
-
-    def take_masks(self, storage: Storage) -> None:
-        """Later, of the matrices."""
-
-
-class RaisedStack(Raised, Stacked):
-    """``(torch.stack([expert(x) for …], 2) * gates[..., None]).sum(2)`` of x [batch, T, D] in this way."""
-
-
-def stacks(graph: fx.Graph) -> list[Chain]:
-    """The sums over a stack of the experts' rows."""
-    found = stacked_sums(graph)
-    kinds = [Stacked if len(shape_of(total) or ()) == 2 else RaisedStack for total, _ in found]
-    return [kind(total, parts) for kind, (total, parts) in zip(kinds, found, strict=True)]
-
-
-def shared(one: fx.Node, other: fx.Node) -> set[fx.Node]:
-    """What both are computed of."""
-    return behind(one, set()) & behind(other, set())
+            base = add_call(last.graph, last, torch.reshape, base, (-1, (shape_of(base) or ())[-1]))
+    return flat, base, [flat.of(part) for part in parts]
 
 
 def behind(node: fx.Node, leaves: set[fx.Node]) -> set[fx.Node]:
@@ -218,3 +183,48 @@ class Flat:
             copy.meta["val"] = infer(copy)
             self.known[node, False] = copy
         return self.known[node, False]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Experts on rows with several axes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def flatten_rows(work: Work) -> list[Provisional]:
+    """Writes the experts of one line so, two or more of them."""
+    graph = work.gm.graph
+    lines: dict[Any, list[fx.Node]] = {}
+    for node in graph.nodes:
+        call = read_call(node)
+        if call is not None and call.name in PRODUCTS and len(shape_of(node) or ()) > 2:
+            lines.setdefault((node.meta.get("where"), node.target), []).append(node)
+    found: list[Provisional] = []
+    lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
+    storage = Storage(graph) if lines else None
+    for nodes in lines.values():
+        own = {node: set(expert_rows(node, len(shape_of(node) or ())) or ()) for node in nodes}
+        alone = {node: rows.pop() for node, rows in own.items() if len(rows) == 1}
+        if storage is not None and len(set(alone.values())) == len(alone) > 1:  # (else nobody routes these)
+            found += [flat for down, rows in alone.items() if (flat := written(down, rows, storage)) is not None]
+    return found
+
+
+def written(down: fx.Node, rows: fx.Node, storage: Storage) -> Provisional | None:
+    """The same computation on a matrix, before each node its own."""
+    graph = down.graph
+    before = set(graph.nodes)
+    try:
+        if storage.writer_between(rows, graph.output_node()) is not None:
+            raise NoExperts("the rows are changed in place", rows)
+        flat = Flat(rows, {rows}, min(node for node in behind(down, {rows}) if rows < node), storage)
+        core = flat.of(down)
+        with graph.inserting_before(down):
+            whole = add_call(graph, down, torch.reshape, core, (*flat.sizes(down), (shape_of(down) or ())[-1]))
+    except NoExperts:
+        for node in [node for node in reversed(graph.nodes) if node not in before]:
+            graph.erase_node(node)
+        return None
+    for node in [node for node in graph.nodes if node not in before]:  # what another product may read
+        storage.add(node)
+    down.replace_all_uses_with(whole)
+    return Provisional(down, whole, core)
