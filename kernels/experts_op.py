@@ -212,7 +212,7 @@ def experts(
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype (H alone where a CPU multiplies more
     than 1,024 rows in float32), the sum over k is in float32.
-    Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
+    Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's; float64 stays.
     Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError,
     for types and dtypes). With ``create_graph=True`` gradients are the reference form's, and can be differentiated
     again; with a precision there is no second derivative, and torch raises.
@@ -240,7 +240,7 @@ def experts(
     result_dtype: torch.dtype | None = None
     device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
     # torch 2.11 does not trace the question whether a device has autocast; of a tensor's devices meta has none
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device) and x_TD.dtype != torch.float64:
         result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(device)
         x_TD = x_TD.to(dtype)
         weights = Weights._make(w.to(dtype) if isinstance(w, Tensor) else w for w in weights)

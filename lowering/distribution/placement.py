@@ -16,6 +16,7 @@ from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, lo
 from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
 
 
+@torch.inference_mode(False)
 def place_parameters(
     experts: Iterable[torch.nn.Parameter], others: Iterable[torch.Tensor], mesh: DeviceMesh, plan: Plan
 ) -> list[torch.nn.Parameter]:
@@ -49,6 +50,7 @@ def place_parameters(
     return moving
 
 
+@torch.inference_mode(False)
 def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Undo :func:`place_parameters`: every sharded parameter among these becomes an ordinary whole one. Collective.
 
@@ -61,7 +63,7 @@ def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]
         release(parameter)
         if parameter.leaf_hook is not None:
             parameter.leaf_hook.remove()
-        whole = torch.nn.Parameter(parameter.shards.detach().full_tensor(), parameter.requires_grad)
+        whole = torch.nn.Parameter(parameter.shards.full_tensor(), parameter.requires_grad)
         if parameter.grad is not None:
             whole.grad = parameter.grad.shards.full_tensor()
         _take_place(parameter, whole)
@@ -70,6 +72,7 @@ def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]
     return moving
 
 
+@torch.inference_mode(False)
 def place_state(optimizer: torch.optim.Optimizer) -> None:
     """Split the state that an optimizer already holds for parameters that were placed after it had taken steps."""
     for parameter, state in optimizer.state.items():

@@ -7,7 +7,9 @@ DTensor inside: DTensor stays the engine that knows how operators and shards go 
 """
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.torch_private import (
     LocalTensor,
+    by_rank,
     dtensor_rules,
     for_each_rank,
     is_mutable,
@@ -35,27 +38,32 @@ from moebius.lowering.planner.traffic import chunk_span
 from moebius.lowering.step.hooks import RankHook
 
 UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
 
 
 @dataclass(eq=False)
 class WholeCopy:
     """The whole of a tensor, gathered to be read, as long as nothing is written: ranks may read it unequally often.
     keeps: whether it may be kept (a parameter is written by its operators, or in a captured call, alone). writes: how
-    often anything was written that shares its memory."""
+    often anything was written that shares its memory. base, view: of a view, what it is one of, and how."""
 
     keeps: bool = False
     writes: list[int] = field(default_factory=lambda: [0])
     held: torch.Tensor | None = None
     as_of: int = -1
+    base: Sharded | None = None
+    view: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def is_there(self) -> bool:
+        if (base := self.base) is not None:
+            return base.whole_copy.is_there()
         return self.held is not None and self.as_of == self.writes[0]
 
     def read(self, shards: DTensor) -> torch.Tensor:
         """Collective, where it is not there."""
+        if (base := self.base) is not None and self.view is not None:
+            return self.view(base.whole_copy.read(base.shards))
         if self.held is None or not self.is_there():
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # (it may be read for training later)
                 whole: torch.Tensor = shards.full_tensor()
             if not self.keeps:
                 return whole
@@ -133,13 +141,13 @@ class Sharded(Base):
             self.copy_(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        whole = gather(self.shards.detach(), [f"writing into a parameter of shape {tuple(self.shape)}"])
+        whole = gather(self.shards, [f"writing into a parameter of shape {tuple(self.shape)}"])
         whole[key] = value.detach() if isinstance(value, torch.Tensor) else value
         self.copy_(whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # What is saved is whole, and can be loaded anywhere: a file of one rank's rows would lack the rest.
-        whole: torch.Tensor = gather(self.shards.detach(), [f"saving a parameter of shape {tuple(self.shape)}"])
+        whole: torch.Tensor = gather(self.shards, [f"saving a parameter of shape {tuple(self.shape)}"])
         if isinstance(self, torch.nn.Parameter):
             whole = torch.nn.Parameter(whole, self.requires_grad)
         return whole.__reduce_ex__(protocol)
@@ -157,7 +165,7 @@ class Sharded(Base):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            twin: Any = sharded(self.shards.detach().clone())  # type: ignore[arg-type]
+            twin: Any = sharded(self.shards.clone())  # type: ignore[arg-type]
             if isinstance(self, torch.nn.Parameter):
                 twin = torch.nn.Parameter(twin, self.requires_grad)
                 twin.whole_copy.keeps = True
@@ -178,13 +186,14 @@ class Sharded(Base):
             return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
-        first = next(value for value in flat if isinstance(value, Sharded))
-        mesh, of = first.shards.device_mesh, None
-        if is_view(func):
-            of = first.whole_copy if func in SAME_ROWS else WholeCopy(first.whole_copy.keeps, first.whole_copy.writes)
         for value in written(func, args, kwargs or {}):
             if isinstance(value, Sharded):
                 value.whole_copy.writes[0] += 1
+        if _steps_number_by_number(func, args):
+            mine_args, mine_kwargs = tree_unflatten([v.local if isinstance(v, Sharded) else v for v in flat], spec)
+            return func(*mine_args, **mine_kwargs)
+        first = next(value for value in flat if isinstance(value, Sharded))
+        mesh = first.shards.device_mesh
         replicate = [Replicate()] * mesh.ndim
         owners: dict[int, torch.Tensor] = {}  # id of the DTensor that went in -> the tensor that it stood for
 
@@ -203,7 +212,7 @@ class Sharded(Base):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return sharded(value, of) if _split_by_rows(value) else seal(gather(value, asked))
+            return sharded(value) if _split_by_rows(value) else gather(value, asked)
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
@@ -231,19 +240,18 @@ class Sharded(Base):
             return on_whole_tensors()  # every rank draws for all rows; where they are kept, the first rank's are
         if _with_own_data(func, flat):
             return on_whole_tensors()
-        if is_view(func) and func not in SAME_ROWS:
-            if _takes_rows_apart(func, flat, spec):
-                return on_whole_tensors()
-            agree(mesh, asked.pop())
+        if is_view(func):
+            found = _views_of_rows(func, flat, spec, first)
+            return on_whole_tensors() if found is None else found
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
             return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs), asked))
-        except DistributionError:
+        except (DistributionError, torch.OutOfMemoryError):
             raise
         except (NotImplementedError, RuntimeError):
             if is_mutable(func):
                 raise
-            return on_whole_tensors()  # DTensor has no rule for this operator (unbind of the split axis, say)
+            return on_whole_tensors()  # DTensor has no rule for this operator, or none for uneven rows
 
 
 class ShardedTensor(Sharded, torch.Tensor):
@@ -264,18 +272,47 @@ def sharded(shards: DTensor, copy: WholeCopy | None = None) -> Sharded:
     return self
 
 
-def _takes_rows_apart(func: Any, flat: list[Any], spec: Any) -> bool:
-    """Whether a view leaves out rows, or is not laid out by rows any more."""
-    metas = [
-        torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, Sharded) else v
-        for v in flat
-    ]
-    args, kwargs = tree_unflatten(metas, spec)
-    whole = next(meta for meta, value in zip(metas, flat, strict=True) if isinstance(value, Sharded))
-    return any(
-        view.numel() != whole.numel() and (view.shape[:1], view.stride()[:1]) != (whole.shape[:1], whole.stride()[:1])
-        for view in tree_leaves(func(*args, **kwargs))
-    )
+def _views_of_rows(func: Any, flat: list[Any], spec: Any, base: Sharded) -> Any:
+    """What a view gives, this rank's rows of it, each viewed where it lies; None where some of it is not laid out by
+    rows."""
+    def view(whole: torch.Tensor) -> Any:
+        args, kwargs = tree_unflatten([whole if value is base else value for value in flat], spec)
+        return func(*args, **kwargs)
+
+    metas, form = tree_flatten(view(torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device="meta")))
+    each = [_rows_of_each(meta, base) for meta in metas]
+    if 0 in each:
+        return None
+    made = []
+    for place, (meta, count) in enumerate(zip(metas, each, strict=True)):
+        local = _rows_viewed(base.shards.to_local(), count, meta.shape[1:], meta.stride(), meta.storage_offset())
+        shards, copy = _laid_out_as(local, meta.shape, meta.stride(), base.shards), base.whole_copy
+        if (meta.shape, meta.stride()) != (base.shape, base.stride()):
+            one = functools.partial(lambda whole, place: tree_leaves(view(whole))[place], place=place)
+            copy = WholeCopy(copy.keeps, copy.writes, base=base, view=one)
+        made.append(sharded(shards, copy))
+    return tree_unflatten(made, form)
+
+
+def _rows_of_each(view: torch.Tensor, base: Sharded) -> int:
+    """How many rows of a view lie within each row of what it views, one after the other; 0 where they do not."""
+    rows, stride, like = base.shape[0], base.stride(0), base.shards
+    count = view.shape[0] // rows if view.dim() and rows else 0
+    if not count or view.shape[0] != count * rows or view.stride(0) * count != stride or not view.numel():
+        return 0
+    reach = zip((count, *view.shape[1:]), view.stride(), strict=True)
+    within = view.storage_offset() + sum((size - 1) * step for size, step in reach) < stride
+    even = count == 1 or rows % like.device_mesh.size(split_axis(like)) == 0
+    plain = view.dtype == base.dtype and not (view.is_conj() or view.is_neg())
+    alike = all(part.stride() == base.stride() for part in by_rank(like.to_local()))
+    return count if within and even and plain and alike else 0
+
+
+@for_each_rank
+def _rows_viewed(
+    local: torch.Tensor, count: int, shape: torch.Size, stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    return local.as_strided((len(local) * count, *shape), stride, local.storage_offset() + offset)
 
 
 def _with_own_data(func: Any, flat: list[Any]) -> bool:
@@ -284,6 +321,14 @@ def _with_own_data(func: Any, flat: list[Any]) -> bool:
         return False
     plain = [v for v in flat if isinstance(v, torch.Tensor) and not isinstance(v, Sharded | DTensor)]
     return any(value.dim() > 0 for value in plain)
+
+
+def _steps_number_by_number(func: Any, args: tuple) -> bool:
+    """Whether this is an optimizer's fused step, and what belongs to a parameter on ranks is there too, all of it."""
+    if not (func.name().startswith("aten::_fused_") and is_mutable(func)):
+        return False
+    each = zip(*(arg for arg in args if isinstance(arg, list | tuple) and arg), strict=True)
+    return all(len({isinstance(v, Sharded) for v in held if v.dim()}) <= 1 for held in each)
 
 
 def owners_shape(flat: list[Any]) -> torch.Size:
@@ -375,10 +420,11 @@ def own_rows(whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
 
 
 def _sharded(local: torch.Tensor, shape: torch.Size, like: DTensor) -> Sharded:
-    stride = torch.empty(shape, device="meta").stride()
-    return sharded(
-        DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
-    )
+    return sharded(_laid_out_as(local, shape, torch.empty(shape, device="meta").stride(), like))
+
+
+def _laid_out_as(local: torch.Tensor, shape: torch.Size, stride: tuple[int, ...], like: DTensor) -> DTensor:
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def gather(value: Any, asked: list[str]) -> torch.Tensor:
@@ -412,7 +458,7 @@ def _summed_together(out: Any, asked: list[str]) -> Any:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Sharded) -> torch.Tensor:
-        ctx.like = tensor.shards.detach()
+        ctx.like = tensor.shards
         return gather(ctx.like, [f"the whole of a parameter of shape {tuple(tensor.shape)}"])
 
     @staticmethod
@@ -423,7 +469,7 @@ class _Gather(torch.autograd.Function):
 class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Sharded) -> torch.Tensor:
-        ctx.like = tensor.shards.detach()
+        ctx.like = tensor.shards
         return tensor.local
 
     @staticmethod

@@ -114,6 +114,13 @@ def test_autocast(layer: Layer, compiled: bool) -> None:
     assert 1e-4 < error < 1.5e-2  # computed in bfloat16, and not in float32
 
 
+def test_autocast_leaves_float64(layer: Layer) -> None:
+    doubles = [t.detach().double() if t.is_floating_point() else t for t in arguments(layer)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = experts(*doubles)
+    assert out.dtype == torch.float64 and torch.equal(out, experts(*doubles))
+
+
 def test_no_gradient_keeps_nothing(layer: Layer) -> None:
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t), torch.no_grad():

@@ -1,0 +1,546 @@
+"""Training loops as people write them, on ranks with batches of their own: a model, a step, what stands between steps,
+an optimizer and the sizes of batches, each with each. Equal to one process on the mean of the ranks' losses."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import itertools
+import random
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_layers import Experts
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from moebius import capture
+from moebius.errors import MoebiusError
+from moebius.lowering.distribution import DistributionError, Sharded
+
+V, E, D, N, K = 11, 4, 6, 5, 2
+STEPS, BOUND = 5, 10  # seconds, for a call that fails
+
+
+# Models: tokens [rows, length] to logits [rows, length, V].
+
+
+class Viewed(nn.Module):
+    """All experts in one matrix, of which each expert views its rows."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.w1, self.v1, self.w2 = (nn.Parameter(torch.randn(E * N, D) / D**0.5) for _ in range(3))
+
+    def forward(self, x, index, weights):
+        mask, out = nn.functional.one_hot(index, E).permute(2, 1, 0), torch.zeros_like(x)
+        parts = [w.view(E, N, D).chunk(E) for w in (self.w1, self.v1, self.w2)] if self.way == "chunks" else None
+        for e in range(E):
+            slot, token = torch.where(mask[e])
+            if parts is not None:
+                w1, v1, w2 = (part[e].squeeze(0) for part in parts)
+            else:
+                w1, v1, w2 = (w.view(E, N, D)[e] for w in (self.w1, self.v1, self.w2))
+            h = nn.functional.silu(x[token] @ w1.t()) * (x[token] @ v1.t())
+            out.index_add_(0, token, (h @ w2) * weights[token, slot, None])
+        return out
+
+
+class OfModules(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.each = nn.ModuleList(nn.Sequential(nn.Linear(D, N), nn.SiLU(), nn.Linear(N, D)) for _ in range(E))
+
+    def forward(self, x, index, weights):
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.each):
+            token, slot = torch.where(index == number)
+            out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+def experts_of(kind):
+    if kind in ("viewed", "chunks"):
+        return Viewed(kind)
+    return OfModules() if kind == "modules" else Experts(E, D, N)
+
+
+class Block(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.norm, self.router, self.experts = nn.LayerNorm(D), nn.Linear(D, E, bias=False), experts_of(kind)
+        self.shared = nn.Linear(D, D) if kind == "shared expert" else None
+
+    def forward(self, x):
+        h = self.norm(x).reshape(-1, D)
+        weights, index = self.router(h).softmax(-1).topk(K)
+        mixed = self.experts(h, index, weights / weights.sum(-1, keepdim=True)).view(x.shape)
+        return x + mixed if self.shared is None else x + mixed + self.shared(x).tanh()
+
+
+class Model(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed, self.head, self.kind = nn.Embedding(V, D), nn.Linear(D, V, bias=False), kind
+        self.layers = nn.ModuleList(Block(kind) for _ in range(2))
+        if kind == "tied":
+            self.head.weight = self.embed.weight
+        elif kind == "experts shared by layers":
+            self.layers[1].experts = self.layers[0].experts
+        elif kind == "frozen":
+            self.embed.requires_grad_(False)
+            self.layers[0].requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            if self.training and self.kind in ("checkpoint", "reentrant"):
+                x = checkpoint(layer, x, use_reentrant=self.kind == "reentrant")
+            else:
+                x = layer(x)
+        return self.head(x)
+
+
+MODELS = ("stacked", "viewed", "chunks", "modules", "shared expert", "tied", "experts shared by layers", "frozen",
+          "checkpoint", "reentrant")
+
+
+def loss_of(model, tokens):
+    logits = model(tokens)[:, :-1]
+    return nn.functional.cross_entropy(logits.reshape(-1, V), tokens[:, 1:].reshape(-1), reduction="sum") / 16
+
+
+def mean_of_losses(model, parts):
+    loss = 0
+    for tokens in parts:
+        loss = loss + loss_of(model, tokens) / len(parts)
+    return loss
+
+
+# Steps. parts: of one rank, or, in one process, of each. They return what is the same on all ranks.
+
+
+def plain(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    t.optimizer.step()
+
+
+def accumulate(t, parts):
+    """In halves; a model that DDP has wrapped would say not to synchronize."""
+    t.optimizer.zero_grad(set_to_none=False)
+    for half in range(2):
+        no_sync = getattr(t.model, "no_sync", None)
+        with no_sync() if no_sync is not None and half == 0 else contextlib.nullcontext():
+            (mean_of_losses(t.model, [tokens[half::2] for tokens in parts]) / 2).backward()
+    norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.5)
+    t.optimizer.step()
+    return norm
+
+
+def scaled(t, parts):
+    t.optimizer.zero_grad()
+    t.scaler.scale(mean_of_losses(t.model, parts)).backward()
+    t.scaler.unscale_(t.optimizer)
+    norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.5)
+    t.scaler.step(t.optimizer)
+    t.scaler.update()
+    return norm
+
+
+def scaled_alone(t, parts):
+    t.optimizer.zero_grad(set_to_none=True)
+    t.scaler.scale(mean_of_losses(t.model, parts)).backward()
+    t.scaler.step(t.optimizer)
+    t.scaler.update()
+    return t.scaler.get_scale()
+
+
+def autocast(t, parts):
+    t.optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # (float64 stays)
+        loss = mean_of_losses(t.model, parts)
+    loss.backward()
+    t.optimizer.step()
+
+
+def greatest(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.01, norm_type=float("inf"))
+    t.optimizer.step()
+    return norm
+
+
+def norm_of_ones(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.5, norm_type=1.0, foreach=False)
+    t.optimizer.step()
+    return norm
+
+
+def by_value(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    nn.utils.clip_grad_value_(t.model.parameters(), 0.01)
+    t.optimizer.step()
+
+
+def by_hand(t, parts):
+    """Clipping as people write it themselves."""
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    grads = [p.grad for p in t.model.parameters() if p.grad is not None]
+    norm = torch.sqrt(sum((g.detach() ** 2).sum() for g in grads))
+    for g in grads:
+        g.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))
+    t.optimizer.step()
+    return norm
+
+
+def each_group(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    norms = [nn.utils.clip_grad_norm_(group["params"], 0.3) for group in t.optimizer.param_groups]
+    t.optimizer.step()
+    return sum(norms)
+
+
+def metrics(t, parts):
+    """The loss of all ranks, for the log."""
+    t.optimizer.zero_grad()
+    loss = mean_of_losses(t.model, parts)
+    loss.backward()
+    t.optimizer.step()
+    with torch.no_grad():
+        return t.mean(loss.detach().clone())
+
+
+def right_answers(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    t.optimizer.step()
+    t.model.eval()
+    with torch.no_grad():
+        right = sum((t.model(tokens).argmax(-1) == tokens).sum() for tokens in parts) / len(parts)
+    t.model.train()
+    return t.mean(right.double())
+
+
+def in_a_closure(t, parts):
+    def closure():
+        t.optimizer.zero_grad()
+        loss = mean_of_losses(t.model, parts)
+        loss.backward()
+        return loss
+
+    t.optimizer.step(closure)
+
+
+def noisy(t, parts):
+    """Gradients that are changed by hand, and weights that are decayed by hand."""
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    with torch.no_grad():
+        for p in t.model.parameters():
+            if p.grad is not None:
+                p.grad.add_(p, alpha=0.01)
+                p.mul_(1 - 1e-3)
+    t.optimizer.step()
+
+
+def if_finite(t, parts):
+    t.optimizer.zero_grad()
+    mean_of_losses(t.model, parts).backward()
+    norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.5)
+    if torch.isfinite(norm):
+        t.optimizer.step()
+    return norm
+
+
+def balanced(t, parts):
+    """A term of the weights beside the loss."""
+    t.optimizer.zero_grad()
+    decay = sum((p**2).sum() for p in t.model.parameters() if p.dim() > 1 and p.requires_grad)
+    (mean_of_losses(t.model, parts) + 1e-3 * decay).backward()
+    t.optimizer.step()
+
+
+WAYS = (plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones, by_value, by_hand, each_group,
+        metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
+
+
+# What stands between steps: of a training, before step ``number``.
+
+
+def nothing(t, number):
+    pass
+
+
+def evaluated(t, number):
+    """On batches of other lengths, without capture: there each rank needs a token."""
+    if number % 2:
+        t.model.eval()
+        with torch.no_grad():
+            t.told.append(t.mean(sum(loss_of(t.model, p) for p in t.parts(20 + number, 3, 1)) / len(t.parts(0))))
+        t.model.train()
+
+
+def evaluated_captured(t, number):
+    t.model.eval()
+    with torch.inference_mode():
+        t.told.append(t.mean(t.judge(t.model, t.parts(20 + number, 3 + number))))
+    t.model.train()
+
+
+def averaged(t, number):
+    """A moving average of the weights, in a model of its own."""
+    if t.average is None:
+        t.average = copy.deepcopy(t.model).requires_grad_(False)
+    with torch.no_grad():
+        for mean, p in zip(t.average.parameters(), t.model.parameters(), strict=True):
+            mean.mul_(0.9).add_(p, alpha=0.1)
+    if number == STEPS - 1:
+        t.told.append(t.mean(sum(loss_of(t.average, p) for p in t.parts(50, 5, 1)) / len(t.parts(0))).detach())
+
+
+def torch_averaged(t, number):
+    if t.average is None:
+        t.average = torch.optim.swa_utils.AveragedModel(t.model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9))
+    t.average.update_parameters(t.model)
+
+
+def saved(t, number):
+    """A checkpoint of all, in the loop; at its end one process has what the file has."""
+    file = io.BytesIO()
+    torch.save({"model": t.model.state_dict(), "optimizer": t.optimizer.state_dict()}, file)
+    t.files.append(file.getvalue())
+
+
+def loaded(t, number):
+    if number == 2:
+        file = io.BytesIO()
+        torch.save({"model": t.model.state_dict(), "optimizer": t.optimizer.state_dict()}, file)
+        file.seek(0)
+        held = torch.load(file, weights_only=True)
+        t.model.load_state_dict(held["model"])
+        t.optimizer.load_state_dict(held["optimizer"])
+
+
+def best_kept(t, number):
+    """The weights so far in memory, and back to them."""
+    if number == 1:
+        t.kept = copy.deepcopy(t.model.state_dict())
+    elif number == 3:
+        t.model.load_state_dict(t.kept)
+
+
+def scheduled(t, number):
+    if t.scheduler is None:
+        t.scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            t.optimizer, 2e-2, total_steps=STEPS + 1, cycle_momentum=False)
+    elif number:
+        t.scheduler.step()
+
+
+def frozen_later(t, number):
+    t.model.layers[1].router.requires_grad_(number != 2)
+    t.model.head.requires_grad_(number < 3)
+
+
+def halve(p):
+    p.grad.mul_(0.5)
+
+
+def hooked(t, number):
+    if number == 1:
+        t.model.layers[1].norm.weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+    elif number == 2:
+        for p in t.model.layers[1].experts.parameters():
+            p.register_post_accumulate_grad_hook(halve)
+
+
+def logged(t, number):
+    """Norms for the log, each of one parameter."""
+    norms = [p.detach().norm() for p in t.model.parameters()]
+    norms += [p.grad.norm() for p in t.model.parameters() if p.grad is not None]
+    t.told.append(torch.stack([norm.double() for norm in norms]).sum())
+
+
+def a_rate_by_hand(t, number):
+    for group in t.optimizer.param_groups:
+        group["lr"] = 1e-2 / (1 + number)
+
+
+def begun_again(t, number):
+    """A new optimizer for the second phase."""
+    if number == 2:
+        t.optimizer = t.make(t.model)
+
+
+def counted(t, number):
+    t.told.append(torch.tensor(float(sum(p.numel() for p in t.model.parameters() if p.requires_grad))))
+    if dist.is_initialized() and not t.alone:
+        dist.barrier()
+
+
+BETWEEN = (nothing, evaluated, evaluated_captured, averaged, torch_averaged, saved, loaded, best_kept, scheduled,
+           frozen_later, hooked, logged, a_rate_by_hand, begun_again, counted)
+
+
+# Optimizers
+
+
+def two_groups(model):
+    """Weight decay for matrices alone, and another rate for experts."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    experts = [p for name, p in named if "experts" in name]
+    matrices = [p for name, p in named if "experts" not in name and p.dim() > 1]
+    others = [p for name, p in named if "experts" not in name and p.dim() < 2]
+    groups = [{"params": experts, "lr": 5e-3}, {"params": matrices, "weight_decay": 0.1}, {"params": others}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2, weight_decay=0.0, eps=1e-3)
+
+
+def of(kind, **options):
+    return lambda model: kind([p for p in model.parameters() if p.requires_grad], **options)
+
+
+adam = {"lr": 1e-2, "eps": 1e-3}
+OPTIMIZERS = {
+    "AdamW": of(torch.optim.AdamW, **adam), "AdamW, foreach": of(torch.optim.AdamW, foreach=True, **adam),
+    "AdamW, one by one": of(torch.optim.AdamW, foreach=False, amsgrad=True, **adam),
+    "AdamW, fused": of(torch.optim.AdamW, fused=True, **adam), "groups": two_groups,
+    "SGD": of(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "SGD, fused": of(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "Adagrad": of(torch.optim.Adagrad, lr=1e-2, eps=1e-3), "RMSprop": of(torch.optim.RMSprop, lr=1e-3, eps=1e-3),
+    "NAdam": of(torch.optim.NAdam, **adam), "RAdam": of(torch.optim.RAdam, **adam),
+    "Adafactor": of(torch.optim.Adafactor, lr=1e-2), "Adadelta": of(torch.optim.Adadelta, lr=0.1, eps=1e-3),
+}
+
+SIZES = {  # rows of each rank, in each step
+    "equal": [(2, 2)], "unequal": [(3, 1)], "none on one": [(3, 0)],
+    "none on the other, then": [(2, 2), (0, 2), (2, 2)], "last one short": [(3, 3), (3, 3), (3, 3), (3, 3), (3, 1)],
+}
+
+
+class Training:
+    """alone: one process, which has the batches of all ranks."""
+
+    average = scheduler = kept = None
+
+    def __init__(self, kind, optimizer, sizes, alone):
+        torch.manual_seed(0)
+        self.model, self.make = Model(kind).double(), OPTIMIZERS[optimizer]
+        self.optimizer, self.scaler = self.make(self.model), torch.amp.GradScaler("cpu", init_scale=256.0)
+        self.sizes, self.alone, self.told, self.files = SIZES[sizes], alone, [], []
+        self.judge = mean_of_losses
+        if not alone:
+            self.mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
+            self.judge = capture(mean_of_losses, mesh=self.mesh)
+
+    def parts(self, number, length=6, least=0):
+        generator, rows = torch.Generator().manual_seed(number), self.sizes[number % len(self.sizes)]
+        found = [torch.randint(V, (max(count, least), length), generator=generator) for count in rows]
+        return found if self.alone else [found[dist.get_rank()]]
+
+    def mean(self, value):
+        """Over the ranks; what one process has is the mean already."""
+        if not self.alone:
+            dist.all_reduce(value)
+            value = value / dist.get_world_size()
+        return value
+
+    def train(self, step, between):
+        for number in range(STEPS):
+            between(self, number)
+            self.began = time.perf_counter()
+            found = step(self, self.parts(number))
+            if found is not None:
+                self.told.append(torch.as_tensor(found))
+
+    def state(self):
+        """All that training has come to, by name."""
+        models = {"": self.model} | ({"average ": self.average} if self.average is not None else {})
+        for what, model in models.items():
+            for name, p in (*model.named_parameters(), *model.named_buffers()):
+                yield f"{what}{name}", p
+                if p.requires_grad:
+                    yield f"gradient of {what}{name}", p.grad
+        for name, p in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(p, {}).items():
+                yield f"{key} of {name}", value
+        for number, told in enumerate(self.told):
+            yield f"result {number}", told
+        for number, file in enumerate(self.files):
+            held = torch.load(io.BytesIO(file), weights_only=True)
+            for name, value in held["model"].items():
+                yield f"{name} in file {number}", value
+            for place, each in held["optimizer"]["state"].items():
+                for key, value in each.items():
+                    yield f"{key} of parameter {place} in file {number}", value
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, Sharded) else tensor
+
+
+def differ(ours, theirs):
+    """Where two trainings are apart, in words."""
+    ours, theirs = dict(ours.state()), dict(theirs.state())
+    found = [f"{name} is on one side alone" for name in ours.keys() ^ theirs.keys()]
+    for name in theirs:
+        mine, other = ours.get(name), theirs[name]
+        if mine is None or other is None:
+            if mine is not None or other is not None:
+                found.append(f"{name}: {mine is None}, {other is None}")
+        elif isinstance(other, torch.Tensor):
+            mine = whole(mine.detach())
+            apart = (mine.double() - other.detach().double()).abs().max().item() if other.numel() else 0
+            if mine.shape != other.shape or mine.dtype != other.dtype or not apart <= 1e-10:
+                found.append(f"{name} is {apart:.2g} apart")
+        elif mine != other:
+            found.append(f"{name}: {mine}, {other}")
+    return found
+
+
+def run_loop(kind, way, between, optimizer, sizes):
+    """Where this rank is apart from one process; or the error, and how long the step took that failed."""
+    step, between = (next(f for f in held if f.__name__ == name) for held, name in ((WAYS, way), (BETWEEN, between)))
+    ours, theirs = Training(kind, optimizer, sizes, False), Training(kind, optimizer, sizes, True)
+    error, took = "", 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ours.train(capture(step, mesh=ours.mesh), between)
+        except (DistributionError, MoebiusError) as raised:
+            error, took = f"{type(raised).__name__}: {raised}", time.perf_counter() - ours.began
+        if error:
+            return [], error, took
+        theirs.train(step, between)
+    return differ(ours, theirs), error, took
+
+
+NAMES = [[f.__name__ for f in held] for held in (WAYS, BETWEEN)]
+CASES = [
+    case for case in itertools.product(MODELS, *NAMES, OPTIMIZERS, SIZES)
+    # In one process the batches of all ranks are in one backward pass: there hooks run for each of them.
+    if not (case[0] == "reentrant" and case[2] == "hooked")
+]
+
+
+def look_at(answers):
+    assert len({bool(error) for _, error, _ in answers}) == 1, answers
+    for apart, error, took in answers:
+        assert not apart and not error and took < BOUND, (apart, error, took)
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("case", random.Random(0).sample(CASES, 400), ids=", ".join)
+def test_a_loop_is_that_of_one_process(on_ranks, case):
+    look_at(on_ranks(2, run_loop, *case))
