@@ -142,9 +142,7 @@ class Findings:
                 for key, known in self.functions.items()
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
-            "breaks": [
-                {"code": item.code, "change": code_of(item.reason).change, **asdict(item)} for item in self.breaks
-            ],
+            "breaks": [break_dict(item) for item in self.breaks],
             "guards": [asdict(guard) for guard in self.guards],
             "expert_regions": [region_dict(region) for region in self.expert_regions],
             "sync_points": [sync_dict(point) for point in self.sync_points],
@@ -220,6 +218,12 @@ def region_dict(region: ExpertRegion) -> dict[str, Any]:
     del known["blocker"]
     excerpt = excerpt_of(region.blocker or ())
     return {**known, "excerpt": None if excerpt is None else asdict(excerpt)}
+
+
+def break_dict(item: GraphBreak) -> dict[str, Any]:
+    """A graph break as plain data, with what to change."""
+    edit = None if item.edit is None else asdict(item.edit)
+    return {"code": item.code, "change": code_of(item.reason).change, "edit": edit, **asdict(item)}
 
 
 def sync_dict(point: SyncPoint) -> dict[str, Any]:

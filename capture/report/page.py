@@ -233,7 +233,7 @@ def break_card(item: GraphBreak, count: int) -> str:
         f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
         f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
         f'{shown_excerpt(item.excerpt)}<p>{escape(item.detail)}</p>{origins}'
-        f'<p class="hint"><b>hint</b> {escape(item.hint)}</p>{example(item.code)}{folded}</div>'
+        f'<p class="hint"><b>hint</b> {escape(item.hint)}</p>{edited(item)}{example(item.code)}{folded}</div>'
     )
 
 
@@ -245,6 +245,16 @@ def shown_excerpt(excerpt: Excerpt | None) -> str:
     where = escape(place(excerpt.file, excerpt.line))
     inside = f"{escape(before)}<u>{escape(excerpt.expression)}</u>{escape(after)}"
     return f'<pre class="excerpt" title="{where}"><span class="number">{excerpt.line}</span>{inside}</pre>'
+
+
+def edited(item: GraphBreak) -> str:
+    """The user's line, and the line as it could be."""
+    rows = "".join(
+        f'<{tag} data-sign="{sign}"><span class="number">{number}</span>{escape(line) or " "}</{tag}>'
+        for number, sign, line in (() if item.edit is None else item.edit.rows())
+        for tag in ("del" if sign == "-" else "ins",)
+    )
+    return f'<pre class="edit" aria-label="suggested change">{rows}</pre>' if rows else ""
 
 
 def example(code: str) -> str:

@@ -152,6 +152,9 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
     for said in item.origins:
         text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
+    for number, sign, shown in () if item.edit is None else item.edit.rows():
+        text.append(f"\n{number:>5} ", style="dim")
+        text.append(f"{sign} {shown}", style="not dim red" if sign == "-" else "not dim green")
     called = "from"
     for entry, same in itertools.groupby(item.stack):
         file, line, function = entry
