@@ -554,6 +554,7 @@ class Captured:
             stats.breaks += sum(s.graph_break is not None for s in member.segments)
             stats.recompiles += member.recompiles
             stats.cold_seconds += member.cold_seconds
+        stats.recompiles.sort(key=lambda recompile: recompile.call)
         if self.shadow is not None:
             stats.verified, stats.differences = self.shadow.verified, list(self.shadow.differences)
         return stats

@@ -71,12 +71,12 @@ def told(
     best = max(reversed(failed.values()), key=lambda one: one.far)
     numbers: dict[str, list[str]] = {}
     for one in reversed(failed.values()):
-        guard, old, new, file, line = change(one, code)
+        guard, old, new, file, line = change(one, code, args, kwargs)
         text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
         numbers.setdefault(text, []).append(str(one.number))
     lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
     hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, code, args, kwargs)
-    return *change(best, code), hint, tuple(lines)
+    return *change(best, code, args, kwargs), hint, tuple(lines)
 
 
 def other_break(before: Any, now: Any) -> tuple[str, str]:
@@ -93,7 +93,9 @@ def hint_of(fact: Fact, code: types.CodeType, args: tuple, kwargs: dict[str, Any
     return hints.SIZES if sizes and goes_on(code) else hints.hint(fact, now, sizes)  # (no argument of the user's)
 
 
-def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, int]:
+def change(
+    failed: Failed, code: types.CodeType, args: tuple, kwargs: dict[str, Any]
+) -> tuple[str, str, str, str, int]:
     """(guard, old, new, file, line) for people: of a dict or class the entry that changed, and who read it."""
     fact = failed.fact
     if fact is None:
@@ -109,6 +111,9 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
         now = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
         name, old, new = f"{record.source}.{attribute}", describe(rest[1][attribute]), describe_object(now)
         place = fact.places.get(attribute, place)
+    elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(holder := met(fact, args, kwargs), dict):
+        name, new = record_name(record.source, rest[1]), describe_object(dict.get(holder, rest[1], ABSENT))
+        old = "not set on the object" if record.source.endswith(".__dict__") else "missing"
     elif failed.said is not None:
         name, old, new, *asked = failed.said
         place = asked[0] if asked and asked[0] is not None else place

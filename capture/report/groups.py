@@ -35,7 +35,8 @@ def owner_of(guard: Guard) -> str:
     if LIBRARY.match(source):
         return LIBRARIES
     found = OWNER.match(source)
-    name = found.group() if found else source
+    path = found is not None and source[found.end() :][:1] in ("", ".", "[")
+    name = found.group() if found is not None and path else source  # (an expression, or several places, is one owner)
     return f"{name} state" if source.startswith((f"{name}.state[", f"{name}.state.")) else name
 
 

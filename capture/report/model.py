@@ -176,7 +176,7 @@ def verdict(report: Findings) -> str:
         stay = "stays a loop" if len(refused) == 1 else "stay loops"
         said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
     if report.status == "recaptured" and report.recompiles:
-        last = report.recompiles[-1]
+        last = next(item for item in report.recompiles if item.call == report.recompiles[-1].call)
         said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
     return said
 

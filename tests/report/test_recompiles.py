@@ -265,3 +265,51 @@ def test_a_captured_modules_graph_begins_in_the_users_file() -> None:
     (graph,) = report.graphs
     assert {report.file, graph.file} == {__file__} and graph.name.endswith("Net.forward")
     assert graph.line == report.line + 1
+
+
+class Flags:
+    mode, limit = "a", 3
+
+
+def by_instance(x: torch.Tensor, settings: Flags, table: dict[str, int]) -> torch.Tensor:
+    y = x if settings.mode == "a" else x + 1
+    y = y * table.get("k", 2)
+    return y * settings.limit
+
+
+def test_what_was_not_there_before_is_said_with_its_name() -> None:
+    step, settings, table = capture(by_instance), Flags(), {"other": 1}
+    step(X, settings, table)
+    settings.mode = "b"
+    step(X, settings, table)
+    table["k"] = 7
+    step(X, settings, table)
+    told = [as_written(f"{item.guard} was {item.old}, is {item.new}") for item in stats(step).recompiles]
+    assert told == ["settings.mode was not set on the object, is 'b'", "table['k'] was missing, is 7"]
+
+
+def left_behind(x: torch.Tensor, k: int, mode: str) -> torch.Tensor:
+    y = x * k if mode == "a" else x - k
+    return y * disabled(y) + (1 if mode == "a" else 2)
+
+
+disabled = disable(lambda y: y.sum())
+
+
+def test_captures_of_a_continuation_stand_in_the_order_of_the_calls() -> None:
+    step = capture(left_behind)
+    for k, mode in ((1, "a"), (1, "b"), (2, "a"), (2, "b")):
+        step(X, k, mode)
+    report = explain(step)(X.double(), 2, "b")
+    calls = [item.call for item in stats(step).recompiles]
+    assert calls == sorted(calls) == [item.call for item in report.recompiles] and calls[-1] == 5
+    assert report.verdict.count("captured again, since x was float32[3]") == 1, report.verdict
+
+
+def test_several_places_and_expressions_are_owners_of_their_own() -> None:
+    found = {
+        "L['y']": "L['y']", "L['y'].shape[0]": "L['y']", "y + id(y)*0": "y + id(y)*0", "id(y)": "id(y)",
+        "L['k'], L['cfg'].limit": "L['k'], L['cfg'].limit", "G(__main__)['t'].a": "G(__main__)['t']",
+    }  # fmt: skip
+    assert {source: guard_groups([Guard(source, "", "", 0)])[0].owner for source in found} == found
+    assert as_written("G(__main__)") == "the globals of __main__" and as_written("G(a.b)['c'].d") == "c.d"
