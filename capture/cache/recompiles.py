@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dis
 import os
-import re
 import types
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..bytecode.counting import goes_on, goes_on_with
-from ..bytecode.expressions import Excerpt, on_the_stack
-from ..codegen.continuation_code import is_own, slot_of
+from ..bytecode.counting import goes_on
 from ..guards import hints
 from ..guards.program import changed_in_class, changed_key, describe_object, differs
 from ..guards.recorder import Fact, describe
-from ..guards.sources import for_people
 from ..hook import ABSENT
+from ..trace.provenance import LOCAL, left_on_stack, written
 from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
-LOCAL = re.compile(r"L\['(\w+)'\]")
 R = TypeVar("R", bound=Any)
 
 
@@ -121,21 +117,6 @@ def change(
     if new == old:  # two objects of one name
         new = f"another {new}"
     return written(name, code), written(old, code), written(new, code), *asked_at(name, *place, code)
-
-
-def written(text: str, code: types.CodeType) -> str:
-    """A text of a report without the names that only a continuation's code has: a value on the stack is that of the
-    user's expression."""
-    for name in {*LOCAL.findall(text)}:
-        if is_own(name) and (said := left_on_stack(name, code)) is not None:
-            text = text.replace(f"L[{name!r}]", said.expression)
-    return for_people(text)
-
-
-def left_on_stack(name: str, code: types.CodeType) -> Excerpt | None:
-    """The user's expression whose value a continuation takes by this name."""
-    before, slot = goes_on_with(code), slot_of(name)
-    return None if before is None or slot is None else on_the_stack(*before, slot)
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:
