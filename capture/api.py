@@ -322,7 +322,7 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
     report.counting_stopped = record.native.stopped
     report.count("opaque", record.native.opaque)
     report.count("native", record.native.native)
-    report.recompiles = [item for member in captured.family() for item in member.recompiles]
+    report.recompiles = captured.stats().recompiles
     return report
 
 
@@ -354,7 +354,7 @@ def report_of(captured: Captured) -> Report:
                 report.breaks.append(with_cost(segment.graph_break, took))
         if segments and segments[-1].whole:
             report.count("captured", segments[-1].counts)
-        report.recompiles += member.recompiles
+    report.recompiles = captured.stats().recompiles
     return report
 
 
@@ -382,8 +382,8 @@ def stats(target: Any) -> Stats:
 
 
 def captured_functions() -> list[Any]:
-    """Everything that ``capture`` returned and that is alive, in no order; each has ``.report()``."""
-    return [Reporter(c) for c in list(ROOTS)]
+    """Everything that ``capture`` returned and that is alive, as it was made; each has ``.report()``."""
+    return [Reporter(captured) for captured in sorted(ROOTS, key=lambda captured: captured.serial)]
 
 
 class Reporter:

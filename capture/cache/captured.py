@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 import types
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from moebius.lowering import WholeStepRefusedError
 from ..bytecode.hidden_frames import apart, hidden
 from ..bytecode.progress import progress
 from ..bytecode.reported import uncounted
+from ..bytecode.user_code import warn
 from ..codegen.continuation_code import Beginning
 from ..codegen.native_frames import as_python, left_alone, left_first
 from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
@@ -278,7 +278,7 @@ class Captured:
             segment.hits_before = self.entry.hits
             segment.modules = tuple(map(weakref.ref, called_on(args)))
             self.segments.append(segment)
-            log_capture(self.function.__qualname__, segment)
+            log_capture(self.function, segment)
             self.left.clear()
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
@@ -494,7 +494,7 @@ class Captured:
     def give_up(self, what: str, hint: str) -> None:
         """Capture no more, and say so."""
         self.given_up = f"it was {what}; {hint}"
-        warnings.warn(f"moebius: {self.function.__qualname__} was {what} and runs natively now; {hint}", stacklevel=3)
+        warn(f"moebius: {self.function.__qualname__} was {what} and runs natively now; {hint}")
 
     def report_failure(self, error: Exception | Break) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""
@@ -503,12 +503,11 @@ class Captured:
         self.segments.clear()  # half of what was captured is worth nothing, and holds on to the user's objects
         self.entry.clear()
         written = failure_file(self.function, error)
-        warnings.warn(
+        warn(
             f"moebius could not capture {self.function.__qualname__} and runs it natively: "
             f"{type(error).__name__}: {error} "
             f"(in {place.name}, {place.filename}:{place.lineno}); please report this"
-            + (f", with {written}" if written else ""),
-            stacklevel=2,
+            + (f", with {written}" if written else "")
         )
         if DEBUG:
             traceback.print_exception(error, file=sys.stderr)
@@ -554,6 +553,7 @@ class Captured:
             stats.breaks += sum(s.graph_break is not None for s in member.segments)
             stats.recompiles += member.recompiles
             stats.cold_seconds += member.cold_seconds
+        stats.recompiles.sort(key=lambda recompile: recompile.call)
         if self.shadow is not None:
             stats.verified, stats.differences = self.shadow.verified, list(self.shadow.differences)
         return stats

@@ -9,12 +9,12 @@ import functools
 import inspect
 import itertools
 import threading
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from ..bytecode.user_code import warn
 from ..guards.recorder import Fact
 from ..tensors import tensor_class
 
@@ -65,11 +65,10 @@ def is_a_race(error: BaseException) -> bool:
 
 
 def tell_of_a_race(name: str, error: BaseException, often: bool) -> None:
-    warnings.warn(
+    warn(
         f"moebius: what {name} reads changed while it was captured, as other threads run: {error}. "
         + ("It runs natively from now on" if often else "This call runs natively, the next is captured anew")
-        + "; change it between the calls, or hold a lock around both (if no thread does: please report this)",
-        stacklevel=4,
+        + "; change it between the calls, or hold a lock around both (if no thread does: please report this)"
     )
 
 
@@ -87,8 +86,7 @@ def tell_of_a_replacement(name: str, replaced: str) -> None:
     """Once for each that is replaced."""
     if replaced not in TOLD:
         TOLD.add(replaced)
-        warnings.warn(
+        warn(
             f"moebius: {replaced} was replaced, and capture relies on it: while it is, {name} and others that were not "
-            "captured before run natively; replace it in your own modules instead",
-            stacklevel=4,
+            "captured before run natively; replace it in your own modules instead"
         )

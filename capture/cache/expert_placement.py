@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from ..bytecode.hidden_frames import hidden
+from ..bytecode.user_code import warn
 from ..errors import MeshError
 from ..options import Options
 from ..torch_facts import torch_private
@@ -42,9 +42,9 @@ class Placement:
         if loops and resolve_plan(options.plan, options.mesh).ranks > 1:
             for loop in loops:
                 where = f"{os.path.basename(loop.file)}:{loop.line}"
-                warnings.warn(
+                warn(
                     f"moebius: each rank runs all experts of the loop at {where}, and no token travels, as it stays a "
-                    f"loop: {loop.refusal}", stacklevel=5,
+                    f"loop: {loop.refusal}"
                 )
         parameters = parameters_to_place(segment.lowered.gm)
         return cls(parameters, segment.lowered.gm.meta["plan"]) if parameters else None
@@ -56,7 +56,7 @@ class Placement:
         try:
             place_parameters(self.parameters, [], options.mesh, self.plan)
         except PlacementError as error:
-            warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+            warn(f"moebius: experts stay whole on each rank: {error}")
         for optimizer in list(met):  # before it is captured again: then a graph has its state
             place_state(optimizer)
 

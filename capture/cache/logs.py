@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import types
 import warnings
 
 from ..guards.sources import as_written
 from ..trace.segment import Segment
+from .recompiles import shown
 
 NAMES = ("breaks", "guards", "recompiles", "graphs", "experts")
 OURS = logging.getLogger("moebius")
@@ -36,13 +38,13 @@ def switch_on(wanted: str) -> None:
             LOGGERS[name].propagate = False
 
 
-def log_capture(function: str, segment: Segment) -> None:
+def log_capture(captured: types.FunctionType, segment: Segment) -> None:
     """What a new capture of a function is."""
-    graph, stopped = segment.captured, segment.graph_break
+    function, graph, stopped = captured.__qualname__, segment.captured, segment.graph_break
     if graph is not None and LOGGERS["graphs"].isEnabledFor(logging.INFO):
         count = sum(node.op.startswith("call_") for node in graph.gm.graph.nodes)
-        LOGGERS["graphs"].info("%s: %d operations from %s:%d, %.3g s", function, count, graph.file, graph.line,
-                               segment.seconds)  # fmt: skip
+        LOGGERS["graphs"].info("%s: %d operation%s from %s:%d, %.3g s", function, count, "s" * (count != 1),
+                               graph.file, graph.line, segment.seconds)  # fmt: skip
     if stopped is not None:
         LOGGERS["breaks"].info("%s: [%s] %s:%d: %s: %s; %s", function, stopped.code, stopped.file, stopped.line,
                                stopped.reason, stopped.detail, stopped.hint)  # fmt: skip
@@ -50,7 +52,7 @@ def log_capture(function: str, segment: Segment) -> None:
         became = f"one operator ({region.kernel})" if region.lowered else f"a loop: {region.refusal}"
         LOGGERS["experts"].info("%s: %s:%d: %s", function, region.file, region.line, became)
     if LOGGERS["guards"].isEnabledFor(logging.INFO):
-        for guard in segment.guards.records():
+        for guard in (shown(record, captured.__code__) for record in segment.guards.records()):
             LOGGERS["guards"].info("%s: %s (%s:%d)", function, as_written(f"{guard.source} {guard.check}"), guard.file,
                                    guard.line)  # fmt: skip
 

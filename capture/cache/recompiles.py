@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dis
 import os
-import re
 import types
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..bytecode.counting import goes_on, goes_on_with
-from ..bytecode.expressions import Excerpt, on_the_stack
-from ..codegen.continuation_code import is_own, slot_of
+from ..bytecode.counting import goes_on
 from ..guards import hints
 from ..guards.program import changed_in_class, changed_key, describe_object, differs
 from ..guards.recorder import Fact, describe
-from ..guards.sources import for_people
 from ..hook import ABSENT
+from ..trace.provenance import LOCAL, left_on_stack, written
 from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
-LOCAL = re.compile(r"L\['(\w+)'\]")
 R = TypeVar("R", bound=Any)
 
 
@@ -71,12 +67,12 @@ def told(
     best = max(reversed(failed.values()), key=lambda one: one.far)
     numbers: dict[str, list[str]] = {}
     for one in reversed(failed.values()):
-        guard, old, new, file, line = change(one, code)
+        guard, old, new, file, line = change(one, code, args, kwargs)
         text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
         numbers.setdefault(text, []).append(str(one.number))
     lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
     hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, code, args, kwargs)
-    return *change(best, code), hint, tuple(lines)
+    return *change(best, code, args, kwargs), hint, tuple(lines)
 
 
 def other_break(before: Any, now: Any) -> tuple[str, str]:
@@ -93,7 +89,9 @@ def hint_of(fact: Fact, code: types.CodeType, args: tuple, kwargs: dict[str, Any
     return hints.SIZES if sizes and goes_on(code) else hints.hint(fact, now, sizes)  # (no argument of the user's)
 
 
-def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, int]:
+def change(
+    failed: Failed, code: types.CodeType, args: tuple, kwargs: dict[str, Any]
+) -> tuple[str, str, str, str, int]:
     """(guard, old, new, file, line) for people: of a dict or class the entry that changed, and who read it."""
     fact = failed.fact
     if fact is None:
@@ -109,6 +107,9 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
         now = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
         name, old, new = f"{record.source}.{attribute}", describe(rest[1][attribute]), describe_object(now)
         place = fact.places.get(attribute, place)
+    elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(holder := met(fact, args, kwargs), dict):
+        name, new = record_name(record.source, rest[1]), describe_object(dict.get(holder, rest[1], ABSENT))
+        old = "not set on the object" if record.source.endswith(".__dict__") else "missing"
     elif failed.said is not None:
         name, old, new, *asked = failed.said
         place = asked[0] if asked and asked[0] is not None else place
@@ -116,21 +117,6 @@ def change(failed: Failed, code: types.CodeType) -> tuple[str, str, str, str, in
     if new == old:  # two objects of one name
         new = f"another {new}"
     return written(name, code), written(old, code), written(new, code), *asked_at(name, *place, code)
-
-
-def written(text: str, code: types.CodeType) -> str:
-    """A text of a report without the names that only a continuation's code has: a value on the stack is that of the
-    user's expression."""
-    for name in {*LOCAL.findall(text)}:
-        if is_own(name) and (said := left_on_stack(name, code)) is not None:
-            text = text.replace(f"L[{name!r}]", said.expression)
-    return for_people(text)
-
-
-def left_on_stack(name: str, code: types.CodeType) -> Excerpt | None:
-    """The user's expression whose value a continuation takes by this name."""
-    before, slot = goes_on_with(code), slot_of(name)
-    return None if before is None or slot is None else on_the_stack(*before, slot)
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import types
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +12,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..bytecode.user_code import warn
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
 from ..guards.sources import Part, Source, as_written, family, from_arguments, is_item
@@ -143,7 +143,7 @@ def tell(captured: Captured, told: str) -> None:
         name, times = captured.function.__qualname__, len(captured.recompiles)
         text = f"moebius: {name} was captured again {times} times: {told}"
         try:
-            warnings.warn(text, stacklevel=6)
+            warn(text)
         except Warning:
             logging.getLogger("moebius").warning(text)
 

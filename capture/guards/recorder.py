@@ -264,7 +264,7 @@ class GuardRecorder:
         if (kind, first, second) in self.seen:
             return
         self.seen.add((kind, first, second))
-        text = "is" if kind == "same" else "is not"
+        text = "is the same as" if kind == "same" else "is not"
         check = (kind, self.slot(first), self.slot(second))
         self.add(check, first.name, f"{text} {second.name}", first, (first, second))
 

@@ -84,7 +84,7 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
     predicate.numbers = [(s, f"t{i}" in settled) for i, s in enumerate(sources) if f"t{i}" in places.values()]
     predicate.sources = tuple(map(from_arguments, sources))
     predicate.differs = functools.partial(first_broken, parts, asked, predicate.sources)
-    shown = named(text, predicate.sources)
+    shown = named(text, predicate.sources) if parts else "any number"
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)
 
 

@@ -217,7 +217,8 @@ CODES = (
         "of the step.",
     ),
     Code(
-        28, "import in the step", ("import", "import *"), "The module is not loaded yet, or was replaced.",
+        28, "import in the step", ("import", "import *"),
+        "`__import__` was replaced, or `sys.modules` has another module under that name.",
         "Import at the top of the file.",
     ),
     Code(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ..guards.sources import as_written
 from .model import Findings
 from .words import place
 
@@ -33,5 +34,5 @@ def facts(report: Findings) -> Iterator[list[str]]:
         for r in report.expert_regions
     ]
     yield [f"sync point {place(*p.place[:2])}: {p.operator}: {p.why}" for p in report.sync_points]
-    yield [f"guard {guard.source}: {guard.check}" for guard in report.guards]
+    yield [as_written(f"guard {guard.source}: {guard.check}") for guard in report.guards]
     yield [f"captured again: {r.change}" for r in report.recompiles]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from ..guards.sources import as_written
 from .records import Guard
 
 OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
@@ -15,7 +16,7 @@ LIBRARIES = "torch and Python's builtins"
 
 @dataclass
 class GuardGroup:
-    """The guards of one owner: an argument, a global, an optimizer's state, the libraries."""
+    """The guards of one owner, by its name in the user's program: an argument, an optimizer's state, the libraries."""
 
     owner: str
     guards: list[Guard] = field(default_factory=list)
@@ -35,7 +36,8 @@ def owner_of(guard: Guard) -> str:
     if LIBRARY.match(source):
         return LIBRARIES
     found = OWNER.match(source)
-    name = found.group() if found else source
+    path = found is not None and source[found.end() :][:1] in ("", ".", "[")
+    name = found.group() if found is not None and path else source  # (an expression, or several places, is one owner)
     return f"{name} state" if source.startswith((f"{name}.state[", f"{name}.state.")) else name
 
 
@@ -43,6 +45,6 @@ def guard_groups(guards: list[Guard]) -> list[GuardGroup]:
     """The most expensive first, then the largest."""
     made: dict[str, GuardGroup] = {}
     for guard in guards:
-        owner = owner_of(guard)
+        owner = as_written(owner_of(guard))
         made.setdefault(owner, GuardGroup(owner)).guards.append(guard)
     return sorted(made.values(), key=lambda group: (-(group.cost_ns or 0.0), -len(group.guards)))

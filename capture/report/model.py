@@ -142,9 +142,7 @@ class Findings:
                 for key, known in self.functions.items()
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
-            "breaks": [
-                {"code": item.code, "change": code_of(item.reason).change, **asdict(item)} for item in self.breaks
-            ],
+            "breaks": [break_dict(item) for item in self.breaks],
             "guards": [asdict(guard) for guard in self.guards],
             "expert_regions": [region_dict(region) for region in self.expert_regions],
             "sync_points": [sync_dict(point) for point in self.sync_points],
@@ -178,7 +176,7 @@ def verdict(report: Findings) -> str:
         stay = "stays a loop" if len(refused) == 1 else "stay loops"
         said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
     if report.status == "recaptured" and report.recompiles:
-        last = report.recompiles[-1]
+        last = next(item for item in report.recompiles if item.call == report.recompiles[-1].call)
         said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
     return said
 
@@ -220,6 +218,12 @@ def region_dict(region: ExpertRegion) -> dict[str, Any]:
     del known["blocker"]
     excerpt = excerpt_of(region.blocker or ())
     return {**known, "excerpt": None if excerpt is None else asdict(excerpt)}
+
+
+def break_dict(item: GraphBreak) -> dict[str, Any]:
+    """A graph break as plain data, with what to change."""
+    edit = None if item.edit is None else asdict(item.edit)
+    return {"code": item.code, "change": code_of(item.reason).change, "edit": edit, **asdict(item)}
 
 
 def sync_dict(point: SyncPoint) -> dict[str, Any]:

@@ -50,6 +50,7 @@ TIMES = {  # what a part of a time is drawn as
     "running": "rest",
 }
 GROUPS_SHOWN = 12
+CAUSES_SHOWN = 8  # rows of the timeline
 NUMBER = ' class="num"'
 
 
@@ -233,7 +234,7 @@ def break_card(item: GraphBreak, count: int) -> str:
         f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
         f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
         f'{shown_excerpt(item.excerpt)}<p>{escape(item.detail)}</p>{origins}'
-        f'<p class="hint"><b>hint</b> {escape(item.hint)}</p>{example(item.code)}{folded}</div>'
+        f'<p class="hint"><b>hint</b> {escape(item.hint)}</p>{edited(item)}{example(item)}{folded}</div>'
     )
 
 
@@ -247,13 +248,24 @@ def shown_excerpt(excerpt: Excerpt | None) -> str:
     return f'<pre class="excerpt" title="{where}"><span class="number">{excerpt.line}</span>{inside}</pre>'
 
 
-def example(code: str) -> str:
-    """The smallest change that avoids breaks of this code."""
-    known = by_name(code)
+def edited(item: GraphBreak) -> str:
+    """The user's line, and the line as it could be."""
+    rows = "".join(
+        f'<{tag} data-sign="{sign}"><span class="number">{number}</span>{escape(line) or " "}</{tag}>'
+        for number, sign, line in (() if item.edit is None else item.edit.rows())
+        for tag in ("del" if sign == "-" else "ins",)
+    )
+    return f'<pre class="edit" aria-label="suggested change">{rows}</pre>' if rows else ""
+
+
+def example(item: GraphBreak) -> str:
+    """What avoids breaks of this code."""
+    known = by_name(item.code)
     if known is None:
         return ""
     lines = f"<pre>{escape(known.before)}\n→\n{escape(known.after)}</pre>" if known.before else ""
-    return f"<details><summary>the smallest change</summary><p>{escape(known.change)}</p>{lines}</details>"
+    title = "other ways" if item.edit else "the smallest change"
+    return f"<details><summary>{title}</summary><p>{escape(known.change)}</p>{lines}</details>"
 
 
 def table(
@@ -390,6 +402,31 @@ def times(report: Findings) -> str:
     return f'<div class="card times">{made}</div>'
 
 
+def times_again(report: Findings) -> str:
+    """In which calls it was captured: a row for each cause, the calls from left to right, a mark where it was."""
+    known = [item for item in report.recompiles if item.call]
+    if not known:
+        return ""
+    last = max(report.calls[1] if report.calls else 0, *(item.call for item in known))
+    causes: dict[str, list[tuple[int, str]]] = {"captured first": [(1, "call 1")]}
+    for item in known:
+        cause = as_written(item.guard)
+        cause = cause if cause in causes or len(causes) < CAUSES_SHOWN else "others"
+        causes.setdefault(cause, []).append((item.call, f"call {item.call}: {item.change}"))
+    made = ""
+    for cause, marks in causes.items():
+        dots = "".join(
+            f'<i tabindex="0" role="img" style="left:{100 * (call - 1) / max(last - 1, 1):.2f}%" title="{said}"'
+            f' aria-label="{said}"></i>'
+            for call, said in ((call, escape(said)) for call, said in marks)
+        )
+        made += f'<span class="mono" title="{escape(cause)}">{escape(cause)}</span><div class="track">{dots}</div>'
+    return (
+        f'<div class="card timeline">{made}<span></span>'
+        f'<div class="ends"><span>call 1</span><span>call {last}</span></div></div>'
+    )
+
+
 def recompiles(report: Findings) -> str:
     rows = []
     for item in report.recompiles:
@@ -401,11 +438,12 @@ def recompiles(report: Findings) -> str:
                 text_cell(as_written(item.old)),
                 text_cell(as_written(item.new)),
                 text_cell(place(item.file, item.line), "place"),
+                text_cell(str(item.call or "–")),
                 (escape(item.hint) + older, item.hint),
             ]
         )
-    heads = ("guard", "was", "became", "asked at", "hint")
-    return table([(head, False) for head in heads], rows)
+    heads = ("guard", "was", "became", "asked at", "call", "hint")
+    return times_again(report) + table([(head, head == "call") for head in heads], rows, "again")
 
 
 def guards(report: Findings) -> str:
@@ -413,7 +451,7 @@ def guards(report: Findings) -> str:
     groups = guard_groups(report.guards)
     summary: list[Sequence[tuple[str, str | float | None]]] = [
         [
-            text_cell(as_written(group.owner), "mono"),
+            text_cell(group.owner, "mono"),
             (str(len(group.guards)), len(group.guards)),
             (duration(None if group.cost_ns is None else group.cost_ns * 1e-9), group.cost_ns),
         ]

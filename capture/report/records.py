@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ..bytecode.expressions import Excerpt
 from ..guards.sources import as_written
 from .codes import UNRAISED, code_of
+from .edits import Edit, edit_of
 
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
@@ -40,6 +41,11 @@ class GraphBreak:
     def code(self) -> str:
         """"MB012": the kind of break, for good; ``moebius help MB012`` says what it means and what to change."""
         return code_of(self.reason).name
+
+    @property
+    def edit(self) -> Edit | None:
+        """The user's line as it could be, without the break and with the same results; None where none is known."""
+        return edit_of(self.reason, self.detail, self.excerpt)
 
     def did_not_come(self) -> None:
         """Python has raised nothing here: the exception was an error of capture's own."""

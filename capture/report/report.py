@@ -17,11 +17,12 @@ class Report(Findings):
     __doc__ = Findings.__doc__
 
     def __str__(self) -> str:
-        """The report as text: with colour on a terminal (not with ``NO_COLOR``), plain anywhere else."""
+        """The report as text: with colour on a terminal (not with ``NO_COLOR``), plain anywhere else; as wide as
+        the terminal, or as ``COLUMNS`` says, of 60 columns at least."""
         from .text import render
 
         terminal = bool(getattr(sys.stdout, "isatty", lambda: False)())
-        width = shutil.get_terminal_size((110, 40)).columns if terminal else 110
+        width = max(shutil.get_terminal_size((110, 40)).columns, 60)
         return render(self, width=width, color=terminal and not os.environ.get("NO_COLOR"))
 
     def __repr__(self) -> str:

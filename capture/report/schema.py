@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.4"
+VERSION = "1.5"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -30,6 +30,7 @@ COUNTS = {"captured": WHOLE, "opaque": WHOLE, "native": WHOLE}
 TIMES = {"type": "object", "additionalProperties": NUMBER}
 PLACE = {"file": TEXT, "line": WHOLE}
 EXCERPT = record(**PLACE, text=TEXT, begin=WHOLE, end=WHOLE)
+EDIT = record(line=WHOLE, before=many(TEXT), after=many(TEXT), top=TEXT, top_line=WHOLE)
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "A moebius report",
@@ -56,7 +57,7 @@ SCHEMA: dict[str, Any] = {
         breaks=many(
             record(
                 code={"type": "string", "pattern": "^MB[0-9]{3}$"},
-                change=TEXT, reason=TEXT, detail=TEXT, hint=TEXT, **PLACE,
+                change=TEXT, edit=maybe(EDIT), reason=TEXT, detail=TEXT, hint=TEXT, **PLACE,
                 function=TEXT, instruction=TEXT, cost_us=maybe(NUMBER), excerpt=maybe(EXCERPT), origins=many(TEXT),
                 stack=many({"type": "array", "prefixItems": [TEXT, WHOLE, TEXT], "minItems": 3, "maxItems": 3}),
             )

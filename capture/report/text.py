@@ -152,6 +152,9 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
     for said in item.origins:
         text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
+    for number, sign, shown in () if item.edit is None else item.edit.rows():
+        text.append(f"\n{number:>5} ", style="dim")
+        text.append(f"{sign} {shown}", style="not dim red" if sign == "-" else "not dim green")
     called = "from"
     for entry, same in itertools.groupby(item.stack):
         file, line, function = entry
@@ -234,8 +237,8 @@ def guards(report: Findings, width: int) -> Group | None:
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        owner, where = shorten(as_written(group.owner), min(room * 2 // 5, 40)), place(first.file, first.line)
-        rest = as_written(f"{first.source.removeprefix(group.owner)} {first.check}").strip()
+        owner, where = shorten(group.owner, min(room * 2 // 5, 40)), place(first.file, first.line)
+        rest = f"{as_written(first.source).removeprefix(group.owner)} {as_written(first.check)}".strip()
         slowest = shorten(rest, room - min(room * 2 // 5, 40))
         made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]

@@ -70,9 +70,9 @@ class Aliases:
         if source.static and known.source.static:
             return
         if known.source.static:
-            guards.check("is", source, known.real, text=f"is {known.source.name}")
+            guards.check("is", source, known.real, text=f"is the same as {known.source.name}")
         elif source.static:
-            guards.check("is", known.source, known.real, text=f"is {source.name}")
+            guards.check("is", known.source, known.real, text=f"is the same as {source.name}")
         else:
             guards.same_or_distinct("same", source, known.source)
 

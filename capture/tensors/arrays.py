@@ -113,6 +113,10 @@ class Array(SymbolicObject):
         return numpy().ndarray
 
     @property
+    def described(self) -> str:
+        return f"ndarray ({self.proxy.describe()})"
+
+    @property
     def fake(self) -> torch.Tensor:
         return self.proxy.fake
 

@@ -10,11 +10,12 @@ from typing import Any
 from moebius.interpreter import UNSET, Frame, decode, is_kind
 
 from ..bytecode.counting import goes_on_with
-from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
+from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, on_the_stack, users_place
 from ..bytecode.liveness import set_before
 from ..bytecode.stack_layout import names_stored
 from ..bytecode.user_code import is_ours
-from ..guards.sources import as_written
+from ..codegen.continuation_code import is_own, slot_of
+from ..guards.sources import as_written, for_people
 from ..heap.objects import Objects
 from ..tensors.graphs import GraphWriter, Where
 from ..values.numbers import Number
@@ -23,6 +24,7 @@ from ..values.values import SYMBOLIC, TensorProxy
 MOST = 4  # variables of one expression
 # Instructions whose value is their expression's.
 MAKES_ONE = ("CALL", "BINARY_", "UNARY_", "COMPARE_", "LOAD_", "BUILD_", "LIST_", "IS_OP", "CONTAINS_OP", "FORMAT_")
+LOCAL = re.compile(r"L\['(\w+)'\]")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
 
 
@@ -111,3 +113,18 @@ def value_of(code: types.CodeType, index: int) -> Place:
     simple = alone and before.line == at.line and before.opname.startswith(MAKES_ONE) and not joins
     place = code.co_filename, at.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, before.offset) if simple else Place(place)
+
+
+def written(text: str, code: types.CodeType) -> str:
+    """A text of a report without the names that only a continuation's code has: a value on the stack is that of the
+    user's expression."""
+    for name in {*LOCAL.findall(text)}:
+        if is_own(name) and (said := left_on_stack(name, code)) is not None:
+            text = text.replace(f"L[{name!r}]", said.expression)
+    return for_people(text)
+
+
+def left_on_stack(name: str, code: types.CodeType) -> Excerpt | None:
+    """The user's expression whose value a continuation takes by this name."""
+    before, slot = goes_on_with(code), slot_of(name)
+    return None if before is None or slot is None else on_the_stack(*before, slot)

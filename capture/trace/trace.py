@@ -46,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import refuse_lost_handler
 from .native_pieces import why_whole
-from .provenance import place_of, shown_at, users_place, without_ours
+from .provenance import place_of, shown_at, users_place, without_ours, written
 from .recorder import Recorder, Recordings
 from .request import Request
 from .speculation import Speculation
@@ -339,7 +339,7 @@ class Trace:
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
             stop.reason,
-            stop.detail,
+            written(stop.detail, frame.code),
             stop.hint,
             file,
             line,

@@ -242,10 +242,15 @@ class SymbolicObject:
         """``type(value)``."""
         raise NotImplementedError
 
+    @property
+    def described(self) -> str:
+        """What a report says that it is."""
+        return self.kind.__name__
+
     def refuse(self, what: str) -> NoReturn:
         raise Break(
             "tensor read as a number",
-            f"{what} of a {self.kind.__name__} that the graph makes",
+            f"{what} of a {self.described} that the graph makes",
             "use the tensor itself, or .tolist() for plain numbers",
         )
 

@@ -157,3 +157,25 @@ def test_five_thousand_operators(browser: Browser, tmp_path: Path) -> None:
 def test_it_fetches_nothing(page: Path, browser: Browser) -> None:
     browser.open(page, *SIZES["desktop"])
     assert browser.value("performance.getEntriesByType('resource').length") == 0
+
+
+def turned(x: torch.Tensor, mode: str, k: int) -> torch.Tensor:
+    return x * k if mode == "a" else x + k
+
+
+def test_the_calls_that_were_captured_again_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    captured, x = capture(turned), torch.ones(3)
+    for mode, k in (("a", 1), ("a", 1), ("b", 1), ("b", 1), ("b", 1)):
+        captured(x, mode, k)
+    page = explain(captured)(x.double(), "b", 1).to_html(tmp_path / "again.html")
+    for dark, (width, height) in enumerate(SIZES.values()):
+        browser.open(page, width, height, bool(dark % 2))
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        marks = "[...document.querySelectorAll('.timeline .track i')]"
+        assert browser.value(f"{marks}.map((mark) => mark.title.split(':')[0])") == ["call 1", "call 3", "call 6"]
+        first, third, sixth = browser.value(f"{marks}.map((mark) => mark.getBoundingClientRect().left)")
+        assert abs((third - first) * 5 - (sixth - first) * 2) < 8 and sixth - first > width / 3
+        assert browser.value(f"{marks}.every((mark) => mark.tabIndex === 0 && mark.getAttribute('aria-label'))")
+        rows = "[...document.querySelectorAll('.timeline .mono')].map((name) => name.textContent)"
+        assert browser.value(rows) == ["captured first", "mode", "x"]
+        assert browser.value("document.querySelector('.verdict').textContent").count("x was float32[3]") == 1
