@@ -32,7 +32,7 @@ from moebius.lowering.experts.stacking import (
 )
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.memo import MEMO
-from moebius.lowering.step.arrays import array_numbers
+from moebius.lowering.step.arrays import array_item, array_numbers
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import custom_operator_name, set_grad_enabled
@@ -267,6 +267,7 @@ declare(
     ["repeat_interleave"],
 )  # fmt: skip
 declare("tolist", "input", [array_numbers], ["tolist"])
+declare("array_item", "input, *key", [array_item])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
 declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
 declare("is_left", "*asked", [is_left])

@@ -115,8 +115,8 @@ class Containers(Parts):
             raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
         if kind is re.Match:
             return self.call(obj.group, [key], {})
-        if is_array(obj) and (rows := self.array_inputs.rows(obj, key)) is not None:
-            return rows
+        if is_array(obj) and (found := self.array_inputs.item(obj, key)) is not None:
+            return found
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def tensor_index(self, tensor: TensorProxy, key: Any) -> Any:
