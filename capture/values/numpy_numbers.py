@@ -46,3 +46,13 @@ def leaves_to_tensors(kind: type, name: str) -> bool:
     """Whether ``number op tensor`` is what the tensor says: numpy's number, which is asked first, gives it up."""
     method = getattr(kind, f"__{name}__", None)
     return method is None or method(kind(1), torch.ones(2)) is NotImplemented
+
+
+@functools.cache
+def is_taken_by_tensors(kind: type) -> bool:
+    """Whether ``tensor[0] = number`` writes what Python's number does; torch takes those that are Python's floats, too."""
+    try:
+        torch.zeros(1)[0] = kind(1)
+    except TypeError:
+        return False
+    return as_plain(kind) is not None
