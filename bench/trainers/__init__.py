@@ -23,7 +23,8 @@ from . import (
 from .script import SCRIPTS, Script
 
 __all__ = [
-    "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "mixtures", "optimizing",
+    "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "mixtures",
+    "optimizing",
     "pictures", "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners",
     "structures",
 ]  # fmt: skip

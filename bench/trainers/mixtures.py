@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# ruff: noqa: E741
-"""Mixtures as smaller repositories write them: gates that are guided, experts chosen by tasks, layers that train alone."""
+# ruff: noqa: B023, E741
+"""Mixtures as smaller repositories write them: guided gates, experts chosen by tasks, layers that train alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .script import STEPS, Script, labelled, mlp, rows, script, texts, vectors
+from .script import STEPS, Script, labelled, mlp, rows, script, texts
 
 MIXTURES = "mixtures"
 
@@ -33,7 +33,7 @@ class Guided(nn.Module):
         w = F.softmax(s.gate(x) / s.temperature, dim=1)
         if s.training and labels is not None:
             mask = torch.zeros_like(w)
-            for i, label in enumerate(labels.unique()):
+            for _, label in enumerate(labels.unique()):
                 for e, owned in s.assigned.items():
                     if label.item() in owned:
                         mask[labels == label, e] = 1.0
@@ -327,7 +327,8 @@ def streamflow_with_lstm_experts():
         pred = {"mix": torch.sum(w.unsqueeze(1).unsqueeze(-1) * outs, 2)}
         pred.update({"y_hat": head(pred["mix"])})
         mask = ~torch.isnan(data["y"])
-        loss = (((pred["y_hat"][mask] - data["y"][mask]) ** 2) / (data["std"].expand_as(data["y"])[mask] + 0.1) ** 2).mean()
+        weight = 1 / (data["std"].expand_as(data["y"])[mask] + 0.1) ** 2
+        loss = (weight * (pred["y_hat"][mask] - data["y"][mask]) ** 2).mean()
         all_losses = {"loss": loss, "usage": w.mean(0).var()}
         if torch.isnan(loss):
             state["nan"] += 1
@@ -379,7 +380,7 @@ class TopN(nn.Module):
         route[0, ...] = True
         mask = mask * route.unsqueeze(-1)
         capacity = max(min(g, int((g * 1.25) / s.e)), 4)
-        before, dispatched, combined = 0.0, [], []
+        before, combined = 0.0, []
         previous = torch.zeros(b, 1, s.e)
         for n in range(s.n):
             place = (cumsum_exclusive(mask[n], dim=-2) + previous) * mask[n]
@@ -387,7 +388,8 @@ class TopN(nn.Module):
             previous = previous + fits.sum(-2, keepdim=True)
             slot = place.sum(-1)
             weight = values[n] * fits.sum(-1)
-            combined.append(weight[..., None, None] * fits[..., None] * F.one_hot(slot.long().clamp(max=capacity - 1), capacity)[:, :, None, :])
+            hot = F.one_hot(slot.long().clamp(max=capacity - 1), capacity)
+            combined.append(weight[..., None, None] * fits[..., None] * hot[:, :, None, :])
         combine = sum(combined) + before
         dispatch = combine.bool().type(x.dtype)
         dispatch = dispatch + combine - combine.detach()

@@ -30,8 +30,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
-from ..values.numbers import Number, number_kind, numpy_numbers_in
-from ..values.numpy_numbers import NUMPY_NUMBERS, is_taken_by_tensors
+from ..values.numbers import Number
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
 from . import natives
@@ -230,11 +229,8 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
-            if (kind := number_kind(value)) in NUMPY_NUMBERS and is_taken_by_tensors(kind):
-                value = self.array_inputs.as_number(value)
-            if numpy_numbers_in(value):
-                raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
-            self.tensors.set_item(obj, self.tensor_index(obj, key), without_arrays(self.plain_contents(value)))
+            value = without_arrays(self.plain_contents(self.array_inputs.as_written(value)))
+            self.tensors.set_item(obj, self.tensor_index(obj, key), value)
             return
         method = self.attributes.on_type(kind, "__setitem__")
         if is_replaced(method, "__setitem__"):

@@ -1,12 +1,12 @@
 """Numbers between which a branch on values decides: ``best = loss if loss < best else best``.
 
-Each side leaves a number that was there before the branch, or a constant: which of the two it is then is one node behind
-the branch. What a side computes of numbers belongs to its body, and stays there.
+Each side leaves a number that was there before the branch, or a constant: which of the two it is then is one node
+behind the branch. What a side computes of numbers belongs to its body, and stays there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import fx
 
@@ -65,8 +65,7 @@ def hand_out(loop: LoopRegion, tensors: TensorOperations) -> None:
     rows, frame, condition = loop.rows, loop.frame, loop.begun_with[-1] if loop.chosen else None
     condition = condition.value if type(condition) is ArrayNumber else condition
     for place, (mine, other) in loop.chosen.items():
-        assert isinstance(rows, Conditional)
-        sides = (other, mine) if rows.skip_if else (mine, other)
+        sides = (other, mine) if cast(Conditional, rows).skip_if else (mine, other)
         node = tensors.writer.node("call_function", chosen, (condition, *sides), {})
         node.meta["val"] = None
         number = Number(tensors.numbers, number_kind(mine)(0.5), node)

@@ -22,7 +22,7 @@ from ..guards.sources import Part
 from ..torch_facts import torch_private
 from ..values.formulas import AtSource, OfType
 from ..values.numbers import Number, number_kind, numpy_numbers_in
-from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain
+from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain, is_taken_by_tensors
 from ..values.values import Break, TensorProxy
 from .arrays import KINDS, Array, Arrays
 from .foreign_memory import owns_memory
@@ -137,9 +137,7 @@ class ArrayInputs:
         table = Number(self.numbers, 0, None, (whole.source,), AtSource(whole.source))
         sources, formula = self.numbers.again(array_item, (table, *parts))
         self.numbers.guard(OfType(formula, sources, type(today)))
-        node = self.tensors.writer.node("call_function", array_item, (whole, *parts), {})
-        node.meta["val"] = None
-        return Number(self.numbers, today, node, sources, formula)
+        return self.numbers.of_array(array_item, (whole, *parts), today, sources, formula)
 
     def rows(self, array: Any, key: Any) -> Array | None:
         """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
@@ -167,6 +165,14 @@ class ArrayInputs:
             detail = f"a tensor's operator gets a numpy.{kind.__name__}"
             raise Break("number of numpy's", detail, "convert it to a plain number: int(x), bool(x)")
         return self.numbers.apply(plain, value)
+
+    def as_written(self, value: Any) -> Any:
+        """What ``tensor[key] = value`` is given, with Python's number for one of numpy's that torch takes."""
+        if is_taken_by_tensors(number_kind(value)):
+            return self.as_number(value)
+        if numpy_numbers_in(value):
+            raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
+        return value
 
     def made_from(
         self, function: Callable[..., Any], like: TensorProxy | None, args: list, kwargs: dict[str, Any]

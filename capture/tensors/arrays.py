@@ -24,7 +24,7 @@ from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
-from ..values.numbers import COMPARISONS, PLAIN_NUMBERS, Number, number_kind
+from ..values.numbers import COMPARISONS, PLAIN_NUMBERS, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
@@ -102,10 +102,10 @@ class Array(SymbolicObject):
     as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether nothing else lies in that
     memory, so that it can be an array's own."""
 
-    __slots__ = ("__weakref__", "alone", "arrays", "bins", "numbers", "proxy", "version")
+    __slots__ = ("__weakref__", "alone", "arrays", "bins", "domain", "numbers", "proxy", "version")
 
     def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False):
-        self.arrays, self.proxy, self.alone = arrays, proxy, alone
+        self.arrays, self.domain, self.proxy, self.alone = arrays, arrays.domain, proxy, alone
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
         self.version: float | None = None
         self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
@@ -140,16 +140,16 @@ class Array(SymbolicObject):
         return self.arrays.method(self, "item", [], {})
 
     def truth(self) -> bool:
-        return self.arrays.domain.truth(self.operand("the truth"))
+        return self.domain.truth(self.operand("the truth"))
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """Of an array without an axis it is what numpy's number gives."""
         if op.endswith("=") and left is self:
             self.refuse(op)  # (which writes)
-        return self.arrays.domain.binary(op.removesuffix("="), *(self.operands(op, left, right)))
+        return self.domain.binary(op.removesuffix("="), *self.operands(op, left, right))
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
-        return self.arrays.domain.compare(op, *self.operands(op, left, right))
+        return self.domain.compare(op, *self.operands(op, left, right))
 
     def operands(self, what: str, *values: Any) -> list[Any]:
         """Numbers in the place of arrays without an axis, where all else are numbers."""
@@ -374,10 +374,9 @@ class Arrays:
         known = all(type(at) is type(size) is int and -size <= at < size for at, size in sizes)
         if not known or not (dtype.is_floating_point or dtype is torch.bool):
             array.refuse("an item")
-        node = self.tensors.writer.node("call_function", array_item, (array.proxy, *key), {})
-        node.meta["val"] = None
-        kind = array_item(torch.ones((), dtype=dtype))
-        return Number(self.tensors.numbers, kind if dtype is torch.bool else kind / 2, node)
+        one = array_item(torch.ones((), dtype=dtype))
+        numbers = self.tensors.numbers
+        return numbers.of_array(array_item, (array.proxy, *key), one if dtype is torch.bool else one / 2)
 
     def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:
         """A function of numpy's on an array."""

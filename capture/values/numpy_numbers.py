@@ -50,9 +50,11 @@ def leaves_to_tensors(kind: type, name: str) -> bool:
 
 @functools.cache
 def is_taken_by_tensors(kind: type) -> bool:
-    """Whether ``tensor[0] = number`` writes what Python's number does; torch takes those that are Python's floats, too."""
+    """Whether it is a type of numpy's numbers of which ``tensor[0] = number`` writes what Python's number does."""
+    if kind not in NUMPY_NUMBERS or as_plain(kind) is None:
+        return False
     try:
         torch.zeros(1)[0] = kind(1)
     except TypeError:
         return False
-    return as_plain(kind) is not None
+    return True

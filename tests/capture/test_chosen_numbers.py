@@ -17,94 +17,94 @@ from moebius.regions import chosen_numbers
 CALLS = 12
 
 
-def ternary(x, l, kept):
+def ternary(x, n, kept):
     best = kept.best
-    kept.best = best = l if l < best else best
+    kept.best = best = n if n < best else best
     return best
 
 
-def one_side(x, l, kept):
+def one_side(x, n, kept):
     best = kept.best
-    if l < best:
-        best = l
+    if n < best:
+        best = n
     kept.best = best
     return best + 1
 
 
-def attribute(x, l, kept):
-    if l < kept.best:
-        kept.best = l
-    return l
+def attribute(x, n, kept):
+    if n < kept.best:
+        kept.best = n
+    return n
 
 
-def entry(x, l, kept):
-    if l < kept.table["best"]:
-        kept.table["best"] = l
+def entry(x, n, kept):
+    if n < kept.table["best"]:
+        kept.table["best"] = n
     return x * kept.table["best"]
 
 
-def two_sides(x, l, kept):
+def two_sides(x, n, kept):
     a = b = kept.best
-    if l > 0.0:
-        a, c = l, 0.5
+    if n > 0.0:
+        a, c = n, 0.5
     else:
-        b, c = l, 2.0
+        b, c = n, 2.0
     kept.best = b
     return a, b, c, x * c
 
 
-def both_attributes(x, l, kept):
-    if l < kept.best:
-        kept.best, kept.last = l, 1.0
+def both_attributes(x, n, kept):
+    if n < kept.best:
+        kept.best, kept.last = n, 1.0
     else:
-        kept.last = l
+        kept.last = n
     return kept.best, kept.last
 
 
-def either(x, l, kept):
-    value = (l > 0.0 and l) or kept.best
+def either(x, n, kept):
+    value = (n > 0.0 and n) or kept.best
     return value
 
 
-def of_a_tensor(x, l, kept):
+def of_a_tensor(x, n, kept):
     rate = 0.1 if x.sum() > 0 else 0.01
     kept.best = rate
     return x * rate
 
 
-def after_a_write(x, l, kept):
+def after_a_write(x, n, kept):
     y = x.sum()
     rate = kept.best
     if y > 0:
         y.mul_(-1)
-        rate = l
+        rate = n
     return y, rate
 
 
-def computed_in_it(x, l, kept):
-    if l > 0.0:
-        kept.best = l * 2
+def computed_in_it(x, n, kept):
+    if n > 0.0:
+        kept.best = n * 2
     return kept.best
 
 
-def of_two_types(x, l, kept):
-    return 1 if l > 0.0 else l
+def of_two_types(x, n, kept):
+    return 1 if n > 0.0 else n
 
 
-def nested(x, l, kept):
+def nested(x, n, kept):
     rate = 1.0
-    if l > 0.0:
-        if l > 1.0:
+    if n > 0.0:
+        if n > 1.0:
             rate = 2.0
         else:
             rate = kept.best
     return rate, x * rate
 
 
-def a_tensor_as_well(x, l, kept):
+def a_tensor_as_well(x, n, kept):
     rate = kept.best
-    if l > 0.0:
-        x, rate = x * 2, l
+    if n > 0.0:
+        x, rate = x * 2, n
     return x, rate
 
 
@@ -147,8 +147,7 @@ def test_as_plain_python_has_them(name: str, kind: str) -> None:
     captured, kept, wanted = capture(step, backend="eager"), kept_things(), kept_things()
     for x in numbers(kind):
         assert same(captured(x.clone(), kept), step(x.clone(), wanted))
-        assert all(same(a, b) for a, b in zip(vars(kept).values(), vars(wanted).values(), strict=True)) or name == "entry"
-        assert kept.table == wanted.table
+        assert same((kept.best, kept.last, kept.table["best"]), (wanted.best, wanted.last, wanted.table["best"]))
     if kind == "float" and name in ONE_GRAPH:
         assert len(stats(captured).recompiles) <= 1, stats(captured).recompiles
         assert report_of(captured_of(captured)).breaks == []
