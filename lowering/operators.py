@@ -32,8 +32,8 @@ from moebius.lowering.experts.stacking import (
 )
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.memo import MEMO
-from moebius.lowering.step.arrays import array_numbers
-from moebius.lowering.step.branches import require_branch
+from moebius.lowering.step.arrays import array_item, array_numbers
+from moebius.lowering.step.branches import chosen, require_branch
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import custom_operator_name, set_grad_enabled
 
@@ -267,6 +267,7 @@ declare(
     ["repeat_interleave"],
 )  # fmt: skip
 declare("tolist", "input", [array_numbers], ["tolist"])
+declare("array_item", "input, *key", [array_item])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
 declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
 declare("is_left", "*asked", [is_left])
@@ -417,6 +418,7 @@ declare("pick", "input, index", [pick], alias=True)
 declare("sort_slots", "index, experts, axes", [sort_slots])
 declare("project", "input, weight, offsets, bias=None, hit=None", [project])
 declare("draw_noise", "offsets, *dropouts", [draw_noise])
+declare("chosen", "condition, one, other", [chosen])
 declare("require_branch", "value, expected, place, *live", [require_branch])
 declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
 

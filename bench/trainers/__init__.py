@@ -8,6 +8,7 @@ from . import (
     engines,
     language,
     loops,
+    mixtures,
     optimizing,
     pictures,
     pretraining,
@@ -22,7 +23,8 @@ from . import (
 from .script import SCRIPTS, Script
 
 __all__ = [
-    "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "optimizing",
+    "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "mixtures",
+    "optimizing",
     "pictures", "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners",
     "structures",
 ]  # fmt: skip

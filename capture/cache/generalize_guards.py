@@ -118,8 +118,13 @@ def open_numbers(assumptions: Assumptions, guards: CompiledGuards, args: tuple, 
             for key, then in entries.items():
                 if is_another_number(then, now := dict.get(the_dict, key)) or is_another_tensor(then, now):
                     assumptions.symbolic_places.add(record_name(fact.record.source, key))
-        elif kind == "contents" and fact.source is not None:
-            open_floats(assumptions, fact.source, args, kwargs)
+        elif kind == "contents" and fact.source is not None and has_others(rest[1], met(fact, args, kwargs)):
+            open_floats(assumptions, fact.source, args, kwargs)  # (a table that stays is a constant of the graph)
+
+
+def has_others(then: list, now: Any) -> bool:
+    """Whether a list holds other items than it held."""
+    return type(now) is list and (len(now) != len(then) or any(a is not b for a, b in zip(then, now, strict=True)))
 
 
 def way_to(source: Source) -> Iterator[Source]:

@@ -15,7 +15,7 @@ from moebius.interpreter import is_kind
 from ..bytecode.user_code import warn
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
-from ..guards.sources import Part, Source, as_written, family, from_arguments, is_item
+from ..guards.sources import INDEX, Part, Source, as_written, family, from_arguments, is_item
 from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
 from ..heap.varying import RINGS
@@ -32,7 +32,7 @@ OFTEN = 6
 GROWING = 4  # the same for a container that held something else in each call
 LONGER = 2  # the same for a list that holds what it held and more: a log
 TWICE = 2  # that an axis has size 1 after others, or the other way round: once is a last batch
-LEFT = 3  # the same for what a graph break left: Python has computed it
+LEFT = 3  # the same for what a graph break left: Python has computed it; for texts in a list, one for each row
 COMPUTED = 2  # the same where something is known to vary, and for a container of tensors that are others, or none
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
@@ -103,6 +103,8 @@ class Varying:
             self.counts[key] += alike not in counted  # (a relation may be about several items)
             counted.add(alike)
             limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
+            if type(now) is str and not few and INDEX.search(place):
+                limit = LEFT
             if place.startswith(STACK):
                 limit = min(limit, COMPUTED if assumptions.varying else LEFT)
             if fact.check[0] in OF_TENSORS or is_or_was_tensor(fact, args, kwargs):

@@ -33,6 +33,7 @@ from moebius.lowering.step import (
     autograd_function,
     backward_with_hooks,
     by_autocast,
+    chosen,
     function_transform,
     gradient_of,
     keep,
@@ -43,7 +44,7 @@ from moebius.lowering.step import (
     set_data,
     set_gradient,
 )
-from moebius.lowering.step.arrays import array_numbers
+from moebius.lowering.step.arrays import array_item, array_numbers
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
 
@@ -166,6 +167,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.draw_noise": draw_noise,
     "moebius.join_blocks": join_blocks,
     "moebius.in_set_order": in_set_order,
+    "moebius.chosen": chosen,
+    "moebius.array_item": array_item,
     "moebius.array_numbers": array_numbers,
     "moebius.cat_present": cat_present,
     "moebius.how_many": how_many,

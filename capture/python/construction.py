@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributions
 
@@ -33,6 +34,7 @@ from .originals import EMPTY, TENSOR
 from .parts import CallParts
 
 LAZY: Any = torch.distributions.utils.lazy_property.__get__
+NUMBER_TYPES = NUMPY_NUMBERS | {bool, int, float, complex}
 SEEDED: Any = random.Random.__new__
 NUMBERS = (int, float, bool, torch.SymInt)
 # Classes whose own C code lays objects out in a way that we can follow.
@@ -189,6 +191,9 @@ class Construction(CallParts):
                 "make it outside of the step",
                 OBSERVED,
             )
+        if cls is np.dtype and len(args) == 1 and not kwargs and is_kind(args[0], type | str):
+            if args[0] in NUMBER_TYPES or is_kind(args[0], str):
+                return self.objects.made(np.dtype(args[0]))  # which nobody changes
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
             return self.objects.made(cls.__new__(cls, *map(self.domain.kept_in_an_exception, args)))

@@ -29,7 +29,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
-from ..values.numbers import Number, numpy_numbers_in
+from ..values.numbers import Number
 from ..values.rows import TensorRows
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
@@ -115,8 +115,8 @@ class Containers(Parts):
             raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
         if kind is re.Match:
             return self.call(obj.group, [key], {})
-        if is_array(obj) and (rows := self.array_inputs.rows(obj, key)) is not None:
-            return rows
+        if is_array(obj) and (found := self.array_inputs.item(obj, key)) is not None:
+            return found
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def tensor_index(self, tensor: TensorProxy, key: Any) -> Any:
@@ -229,9 +229,8 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
-            if numpy_numbers_in(value):
-                raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
-            self.tensors.set_item(obj, self.tensor_index(obj, key), without_arrays(self.plain_contents(value)))
+            value = without_arrays(self.plain_contents(self.array_inputs.as_written(value)))
+            self.tensors.set_item(obj, self.tensor_index(obj, key), value)
             return
         method = self.attributes.on_type(kind, "__setitem__")
         if is_replaced(method, "__setitem__"):

@@ -2,7 +2,7 @@
 the branch's node gives out, as it is for locals (two_sides.py).
 
 The place must have held a tensor before, or each side sets it to one, of the same kind; how many rows it has may be
-another matter. A side that does not set it leaves it as it was.
+another matter. Of numbers see chosen_numbers.py. A side that does not set it leaves it as it was.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from moebius.interpreter import is_kind
 
-from ..hook import ABSENT
+from ..values.numbers import number_kind
 from ..values.values import Body, Break, TensorProxy
+from . import chosen_numbers
 from .branches import Conditional
 from .loop_regions import FirstSide, Joined, LoopRegion, alike
 
 if TYPE_CHECKING:
     from ..heap.places import HeapPlace
+    from ..tensors.tensors import TensorOperations
 
 
 def refuse(place: HeapPlace) -> None:
@@ -45,7 +47,7 @@ def put_back(loop: LoopRegion) -> None:
         place.put_back(before)
 
 
-def leave_one(loop: LoopRegion, first: FirstSide | None) -> None:
+def leave_one(loop: LoopRegion, first: FirstSide | None, tensors: TensorOperations) -> None:
     """A side is recorded, the other does nothing, or is known: what they leave is joined."""
     made = {} if first is None else {place[0].key: (place, mine) for place, mine in first.placed.items()}
     for key, (place, before) in loop.places.items():
@@ -53,6 +55,8 @@ def leave_one(loop: LoopRegion, first: FirstSide | None) -> None:
             made[key] = (place,), before
     for (place,), mine in made.values():
         now = place.get()
+        if chosen_numbers.is_left(loop, place, (now, mine), tensors):
+            continue
         if not alike(mine, now, rows=True):
             refuse(place)
         loop.joined.append(Joined((place,), now, mine))
@@ -64,10 +68,11 @@ def leave_first(loop: LoopRegion, side: FirstSide) -> None:
     for place, before in loop.places.values():
         if (now := place.get()) is before:
             continue
-        if now is ABSENT or not is_kind(now, TensorProxy):
-            refuse(place)
         side.placed[(place,)] = now
-        loop.joined.append(Joined((place,), now, None))
+        if is_kind(now, TensorProxy):
+            loop.joined.append(Joined((place,), now, None))
+        elif number_kind(now) not in chosen_numbers.KINDS:
+            refuse(place)
     put_back(loop)
 
 

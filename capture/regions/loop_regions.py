@@ -115,6 +115,7 @@ class LoopRegion:
         self.gathered: list[tuple[Appends | None, TensorProxy]] = []  # what a branch appends, and to which lists
         self.since = 0  # the heap's mark as the body began
         self.places: dict[Any, tuple[HeapPlace, Any]] = {}  # of the heap that a branch sets: with what they held before
+        self.chosen: dict[Any, tuple[Any, Any]] = {}  # numbers, by place: what this side leaves, and what the other
         self.carried_nodes: list[fx.Node] = []
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}

@@ -32,7 +32,7 @@ from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.rows import TensorRows
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
-from . import branch_places, branches, two_sides
+from . import branch_places, branches, chosen_numbers, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
@@ -408,8 +408,7 @@ class Loops:
 
     def end_iteration(self, loop: LoopRegion) -> None:
         """The iteration is recorded: write the loop node, and decide what the frame's locals are after the loop."""
-        frame, rows = loop.frame, loop.rows
-        on_stack = two_sides.left_on_stack(loop)
+        frame, rows, on_stack = loop.frame, loop.rows, two_sides.left_on_stack(loop)
         if torch_private.switches() != loop.switches:
             raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
         changed = [
@@ -433,9 +432,10 @@ class Loops:
             if rows.other is not None:
                 side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
-                changed += two_sides.leave_second(loop, loop.first, on_stack, self.objects)
+                changed = two_sides.leave_second(loop, loop.first, changed, on_stack, self.objects, self.tensors)
             else:
-                branch_places.leave_one(loop, None)
+                branch_places.leave_one(loop, None, self.tensors)
+                changed = chosen_numbers.others(loop, changed, self.tensors)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
         if is_kind(loop.rows, ActiveExperts):
@@ -454,6 +454,7 @@ class Loops:
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
         two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
+        chosen_numbers.hand_out(loop, self.tensors)
         if side is not None:
             self.begin_other(loop, side)
         elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:
@@ -467,9 +468,8 @@ class Loops:
         """From the end of the first side into the second."""
         frame, rows = loop.frame, loop.rows
         assert isinstance(rows, Conditional) and rows.other is not None
-        for index in range(len(frame.locals)) if loop.head == RETURNED else side.indices():
-            if index >= 0:
-                frame.locals[index] = loop.before[index]
+        for index in range(len(frame.locals)) if loop.head == RETURNED else filter(lambda i: i >= 0, side.indices()):
+            frame.locals[index] = loop.before[index]
         frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.below, loop.again], rows.other.entry
         self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
         self.open[-1].follow(loop, side)

@@ -20,7 +20,7 @@ from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
-from . import branch_places
+from . import branch_places, chosen_numbers
 from .branches import Conditional, is_read_from
 from .loop_regions import FirstSide, Joined, LoopRegion, Place, alike
 
@@ -105,9 +105,12 @@ def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], obj
     return side
 
 
-def leave_second(loop: LoopRegion, first: FirstSide, stack: dict[int, Any], objects: Objects) -> list[int]:
-    """The second side is recorded: joins what both give. Returns the locals of which it cannot be said what they are
-    then."""
+def leave_second(
+    loop: LoopRegion, first: FirstSide, changed: list[int], stack: dict[int, Any], objects: Objects,
+    tensors: TensorOperations,
+) -> list[int]:  # fmt: skip
+    """The second side is recorded: joins what both give. changed: locals that it alone sets. Returns those of which it
+    cannot be said what they are then."""
     frame, parts, unsure = loop.frame, Parts(loop, objects), set(stack) - first.indices()
     now: dict[Place, Any] = {}
     for index in first.indices():
@@ -118,13 +121,16 @@ def leave_second(loop: LoopRegion, first: FirstSide, stack: dict[int, Any], obje
             loop.joined.append(Joined(place, now[place], mine))
         else:
             unsure.add(place[0])
-    branch_places.leave_one(loop, first)
-    unsure |= {place[0] for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
+    branch_places.leave_one(loop, first, tensors)
+    others = {place: mine for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
+    for place, mine in others.items():
+        if len(place) > 1 or not chosen_numbers.is_left(loop, place[0], (now.get(place), mine), tensors):
+            unsure.add(place[0])
     if first.height != len(frame.stack) or any(index < 0 for index in unsure):
         what = "what is returned" if loop.head == RETURNED else "the value of an expression"
         raise Break("data-dependent branch", f"{what} depends on a condition on values",
                     "use torch.where, or move it out of the captured step")  # fmt: skip
-    return sorted(unsure)
+    return chosen_numbers.others(loop, changed, tensors) + sorted(unsure)
 
 
 def is_same(one: Any, other: Any) -> bool:

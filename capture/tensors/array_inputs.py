@@ -16,19 +16,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moebius.interpreter import is_kind
+from moebius.lowering.step.arrays import array_item
 
 from ..guards.sources import Part
 from ..torch_facts import torch_private
-from ..values.numbers import number_kind, numpy_numbers_in
-from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain
+from ..values.formulas import AtSource, OfType
+from ..values.numbers import Number, number_kind, numpy_numbers_in
+from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain, is_taken_by_tensors
 from ..values.values import Break, TensorProxy
 from .arrays import KINDS, Array, Arrays
 from .foreign_memory import owns_memory
+from .numbers import numbers_in, today_of
 
 if TYPE_CHECKING:
     from ..heap.objects import Objects
     from .tensors import TensorOperations
 
+INTS = (int, torch.SymInt)
 WHOLE = (int, torch.SymInt, NoneType)  # what a slice has, and an index of one row
 INDEX_TYPES = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
@@ -111,6 +115,30 @@ class ArrayInputs:
             raise Break("number of numpy's", f"a {kind.__name__} indexes a tensor", "index it with an int")
         return self.as_number(key)
 
+    def item(self, array: Any, key: Any) -> Any:
+        """``array[key]`` of one that existed before: rows, or a number; None where it is not followed."""
+        parts = key if type(key) is tuple else (key,)
+        if len(parts) == array.ndim and all(number_kind(part) in INTS for part in parts):
+            return self.number(array, parts)
+        return self.rows(array, key)
+
+    def number(self, array: Any, parts: tuple) -> Any:
+        """The number at a place, which a schedule has for each step: today's is known, another call reads its own."""
+        parts = tuple(map(self.numbers.open, parts))
+        if not all(part.known for part in numbers_in(parts)):
+            return None
+        try:
+            today = array[today_of(parts)]
+        except IndexError:
+            return None
+        whole = self.input(array) if type(today) in NUMPY_NUMBERS and self.tensors.whole_step else None
+        if whole is None or whole.source is None:
+            return None
+        table = Number(self.numbers, 0, None, (whole.source,), AtSource(whole.source))
+        sources, formula = self.numbers.again(array_item, (table, *parts))
+        self.numbers.guard(OfType(formula, sources, type(today)))
+        return self.numbers.of_array(array_item, (whole, *parts), today, sources, formula)
+
     def rows(self, array: Any, key: Any) -> Array | None:
         """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
         torch agree on arrays of ints and booleans, slices that go forwards and ints; None for any other."""
@@ -137,6 +165,14 @@ class ArrayInputs:
             detail = f"a tensor's operator gets a numpy.{kind.__name__}"
             raise Break("number of numpy's", detail, "convert it to a plain number: int(x), bool(x)")
         return self.numbers.apply(plain, value)
+
+    def as_written(self, value: Any) -> Any:
+        """What ``tensor[key] = value`` is given, with Python's number for one of numpy's that torch takes."""
+        if is_taken_by_tensors(number_kind(value)):
+            return self.as_number(value)
+        if numpy_numbers_in(value):
+            raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
+        return value
 
     def made_from(
         self, function: Callable[..., Any], like: TensorProxy | None, args: list, kwargs: dict[str, Any]

@@ -19,12 +19,13 @@ from torch import fx
 
 from moebius.interpreter import STOP, is_kind
 from moebius.lowering.operators import read_call
-from moebius.lowering.step.arrays import MOST, array_numbers
+from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 
 from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
-from ..values.numbers import COMPARISONS
+from ..values.numbers import COMPARISONS, PLAIN_NUMBERS, number_kind
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
@@ -41,6 +42,7 @@ SAME_VIEW = frozenset({"ravel"})
 COPIES = frozenset({"copy", "flatten"})
 NUMBERS = frozenset({"item", "tolist"})  # which are the tensor's own
 METHODS = frozenset({"cumsum", "sum", "max", "min"}) | NUMBERS | SAME_VIEW | COPIES
+OPERANDS = NUMPY_NUMBERS.union((*PLAIN_NUMBERS, torch.SymInt, torch.SymFloat))
 KINDS = frozenset({  # what tensors and arrays both have
     torch.float16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
     torch.bool,
@@ -100,10 +102,10 @@ class Array(SymbolicObject):
     as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether nothing else lies in that
     memory, so that it can be an array's own."""
 
-    __slots__ = ("__weakref__", "alone", "arrays", "bins", "numbers", "proxy", "version")
+    __slots__ = ("__weakref__", "alone", "arrays", "bins", "domain", "numbers", "proxy", "version")
 
     def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False):
-        self.arrays, self.proxy, self.alone = arrays, proxy, alone
+        self.arrays, self.domain, self.proxy, self.alone = arrays, arrays.domain, proxy, alone
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
         self.version: float | None = None
         self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
@@ -141,6 +143,29 @@ class Array(SymbolicObject):
             self.refuse("the number")
         return self.arrays.method(self, "item", [], {})
 
+    def truth(self) -> bool:
+        return self.domain.truth(self.operand("the truth"))
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        """Of an array without an axis it is what numpy's number gives."""
+        if op.endswith("=") and left is self:
+            self.refuse(op)  # (which writes)
+        return self.domain.binary(op.removesuffix("="), *self.operands(op, left, right))
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        return self.domain.compare(op, *self.operands(op, left, right))
+
+    def operands(self, what: str, *values: Any) -> list[Any]:
+        """Numbers in the place of arrays without an axis, where all else are numbers."""
+        found = [value.operand(what) if type(value) is Array else value for value in values]
+        if not all(type(value) is ArrayNumber or number_kind(value) in OPERANDS for value in found):
+            self.refuse(what)
+        return found
+
+    def operand(self, what: str) -> Any:
+        """The number of numpy's that it is in arithmetic."""
+        return self.refuse(what) if self.fake.dim() else self.arrays.item(self, ())
+
     def length(self) -> int:
         if not self.fake.dim():
             self.refuse("the length")
@@ -176,9 +201,12 @@ class Array(SymbolicObject):
         return self.numbers
 
     def item(self, key: Any) -> Any:
-        if type(key) is int:
+        if type(key) is int and self.of_integers():
             found = self.elements()
             return found[key] if -len(found) <= key < len(found) else self.refuse(f"number {key}")
+        parts = key if type(key) is tuple else (key,)
+        if len(parts) == self.fake.dim() and all(type(part) in (int, torch.SymInt) for part in parts):
+            return self.arrays.item(self, parts)
         if not self.of_integers():
             self.refuse("an item")
         if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
@@ -340,6 +368,19 @@ class Arrays:
             proxy = self.tensors.method(proxy, "clone", (), {"memory_format": torch.contiguous_format})
         array.alone &= name in COPIES
         return self.array(proxy if name == "copy" else self.tensors.method(proxy, "view", (-1,), {}))
+
+    def item(self, array: Array, key: tuple) -> Any:
+        """``array[key]``, an int for each axis: a number that only the running step knows."""
+        dtype = array.fake.dtype
+        if dtype is torch.int64 and not key:
+            return self.number(self.tensors.item(array.proxy), bounded=False)
+        sizes = zip(key, array.fake.shape, strict=True)
+        known = all(type(at) is type(size) is int and -size <= at < size for at, size in sizes)
+        if not known or not (dtype.is_floating_point or dtype is torch.bool):
+            array.refuse("an item")
+        one = array_item(torch.ones((), dtype=dtype))
+        numbers = self.tensors.numbers
+        return numbers.of_array(array_item, (array.proxy, *key), one if dtype is torch.bool else one / 2)
 
     def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:
         """A function of numpy's on an array."""

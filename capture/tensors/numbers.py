@@ -56,6 +56,15 @@ class Numbers:
         node.meta["val"] = None
         return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
 
+    def of_array(
+        self, function: Callable[..., Any], args: tuple, value: Any, sources: tuple[Source, ...] | None = None,
+        evaluate: Formula | None = None,
+    ) -> Number:  # fmt: skip
+        """A number of numpy's that an array has. value: today's where ``evaluate`` is given, else one of its type."""
+        node = self.writer.node("call_function", function, args, {})
+        node.meta["val"] = None
+        return Number(self, value, node, sources, evaluate)
+
     def read(self, name: str, function: Callable[[], float]) -> Number:
         """What a clock says, or Python's generator of random numbers gives, when the graph comes to it."""
         return Number(self, 0.5, self.drawn(name, function, ()))

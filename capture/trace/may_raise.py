@@ -116,7 +116,7 @@ def asks_alone(place: FrameSnapshot) -> bool:
         return is_a(stack[-ITERATOR_PLACES], ArrayRows)
     if name.startswith("BINARY_SUBSCR"):
         return is_a(stack[-2], Array)
-    numbers = (Number, *ATOMS)
+    numbers = (Number, Array, torch.SymInt, torch.SymFloat, *ATOMS)
     if name in ("BINARY_OP", "COMPARE_OP"):
         return all(is_a(value, *numbers) for value in stack[-2:])
     if name.startswith("UNARY_"):
@@ -124,7 +124,7 @@ def asks_alone(place: FrameSnapshot) -> bool:
     position = place.callee_position()
     if position is None:
         return False
-    plain = (Array, ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *numbers)
+    plain = (ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *numbers)
     callee = stack[position]
     known = is_a(callee, ArrayMethod, NumberMethod, type, types.BuiltinFunctionType)
     known = known or is_numpy_function(callee)

@@ -46,3 +46,15 @@ def leaves_to_tensors(kind: type, name: str) -> bool:
     """Whether ``number op tensor`` is what the tensor says: numpy's number, which is asked first, gives it up."""
     method = getattr(kind, f"__{name}__", None)
     return method is None or method(kind(1), torch.ones(2)) is NotImplemented
+
+
+@functools.cache
+def is_taken_by_tensors(kind: type) -> bool:
+    """Whether it is a type of numpy's numbers of which ``tensor[0] = number`` writes what Python's number does."""
+    if kind not in NUMPY_NUMBERS or as_plain(kind) is None:
+        return False
+    try:
+        torch.zeros(1)[0] = kind(1)
+    except TypeError:
+        return False
+    return True

@@ -8,7 +8,7 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
 from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
-from moebius.lowering.step.branches import BranchError, require_branch
+from moebius.lowering.step.branches import BranchError, chosen, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
@@ -41,6 +41,7 @@ __all__ = [
     "bar_call",
     "by_autocast",
     "function_transform",
+    "chosen",
     "going_on",
     "gradient_of",
     "keep",

@@ -33,6 +33,14 @@ def array_numbers(tensor: torch.Tensor) -> list[int]:
 fx.wrap("array_numbers")
 
 
+def array_item(tensor: torch.Tensor, *key: int) -> Any:
+    """``tensor.numpy()[key]``, an int for each axis: one of numpy's numbers. Raises IndexError in numpy's words."""
+    return tensor.numpy()[key]
+
+
+fx.wrap("array_item")
+
+
 @functools.cache
 def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> Callable[..., Any]:
     """``function`` of numbers, some of them numpy's, where numpy has nothing to say about it. kind: what it is to give.
@@ -60,7 +68,7 @@ def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> 
 
 def asks_plain_python(target: Any) -> bool:
     """Whether a node's function may say that plain Python is to go on from there."""
-    return getattr(target, "__module__", None) == __name__
+    return getattr(target, "__module__", None) == __name__ and target is not array_item
 
 
 def all_finite(value: Any) -> bool:

@@ -34,3 +34,11 @@ def require_branch(value: Any, expected: bool, place: str, *live: Any) -> None:
 
 
 fx.wrap("require_branch")
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    """``one if condition else other``, two numbers."""
+    return one if condition else other
+
+
+fx.wrap("chosen")
