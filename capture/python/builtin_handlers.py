@@ -265,10 +265,13 @@ class BuiltinHandlers(CallParts):
         raise TypeError("vars() argument must have __dict__ attribute")
 
     def identity(self, value: Any) -> int:
-        record = self.objects.record_of(value)
+        if is_kind(value, TensorProxy):
+            source, found = value.source, value.real
+        else:
+            source, found = getattr(self.objects.record_of(value), "source", None), value
         self.heap.read("fact", None, "identity", None)
-        if record is not None and record.source.static:
-            return id(value)
+        if source is not None and source.static:
+            return id(found)
         raise Break(
             "id()",
             f"the identity of a {type_of(value).__name__} differs from call to call",

@@ -217,3 +217,40 @@ def test_what_is_written_by_one_name_is_read_by_another_where_they_are_one(kind)
         return [function(*pair, torch.ones(1)).item() for pair in pairs]
 
     assert run(capture(step)) == run(step)
+
+
+def tied():
+    m = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+    m[1].weight = m[0].weight
+    return m
+
+
+def seen_once(m, scales):
+    seen, total = set(), 0
+    for p in (p for layer in m for p in (layer.weight, layer.bias)):
+        if id(p) not in seen:
+            seen.add(id(p))
+            total = total + p.sum() * scales.get(id(p), 1.0)
+    return total * len(seen)
+
+
+CHANGES = {
+    "nothing": lambda m: None,
+    "untied": lambda m: setattr(m[1], "weight", torch.nn.Parameter(m[1].weight.detach() * 3)),
+    "another": lambda m: setattr(m[0], "bias", torch.nn.Parameter(torch.ones(4))),
+    "data": lambda m: setattr(m[0].weight, "data", torch.ones(4, 4)),
+    "swapped": lambda m: m.__setitem__(0, m[1]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_id_of_a_parameter_is_known_while_it_is_the_same_object(change):
+    m = tied()
+    scales = {id(m[0].bias): 5.0, id(m[1].weight): 2.0}
+    step = capture(lambda: seen_once(m, scales), backend="eager")
+    for _ in range(2):
+        assert torch.equal(step(), seen_once(m, scales))
+    assert not stats(step).breaks and stats(step).hits == 1
+    CHANGES[change](m)
+    for _ in range(2):
+        assert torch.equal(step(), seen_once(m, scales))
