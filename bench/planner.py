@@ -1,6 +1,7 @@
 """The planner's predictions beside figures: published ones of other trainers, and steps measured here with gloo.
 
     moebius bench planner                  # published figures
+    moebius bench planner --scale          # three families at 64 to 4,096 GPUs, predicted alone
     moebius bench planner --measured       # calibrates this CPU, then runs steps on one and two processes (minutes)
 
 Published runs are of other programs, with fused operators and their own ways to split states: each row says which plan
@@ -20,7 +21,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from moebius.lowering.planner import calibrate, hardware, routing, shapes
+from moebius.lowering.planner import calibrate, hardware, routing, search, shapes
 from moebius.lowering.planner.costs import Cost, Predictor
 from moebius.lowering.planner.plans import Candidate, Job
 
@@ -96,6 +97,31 @@ def print_published() -> None:
     for name, nodes, rate in NETWORK:
         found = device.far_rate * device.reached.far / 1e9 * nodes / (nodes - 1)
         print(f"| {name} | {rate:.0f} | {found:.0f} | {100 * (found / rate - 1):+.0f} % |")
+
+
+SCALE = ("qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3")
+
+
+def print_scale() -> None:
+    """The fastest plan that fits, and what it needs that moebius does not do. Assumed: H200 with 400 Gb/s a GPU, 8
+    sequences of 4,096 tokens for each GPU in a step, bf16 weights, AdamW, fused operators, uniform routing."""
+    print(f"{' '.join((print_scale.__doc__ or '').split())}\n")
+    print("| model | GPUs | plan | tokens/s/GPU | MFU | exposed | needs |\n|---|---|---|---|---|---|---|")
+    for name in SCALE:
+        shape = shapes.named(name)
+        for gpus in (64, 256, 1024, 4096):
+            job = Job(shape, hardware.cluster(hardware.device("h200"), gpus), 8 * gpus, 4096,
+                      routing.Routing(shape.experts, shape.top_k, shape.groups, shape.group_limit), "bf16", eager=False)
+            found = search.search(job)
+            fit = sorted([*found.running[:1], *found.later[:1]], key=lambda cost: cost.step)
+            if not fit:
+                print(f"| {name} | {gpus:,} | none fits | | | | |", flush=True)
+                continue
+            cost = fit[0]
+            needs = ", ".join(cost.plan.missing()) or "nothing"
+            print(f"| {name} | {gpus:,} | {cost.plan.mesh}, {cost.plan.microbatch} at once | "
+                  f"{cost.tokens_per_second:,.0f} | {100 * cost.utilization:.0f} % | "
+                  f"{100 * cost.exposed / cost.step:.0f} % | {needs} |", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -197,10 +223,13 @@ def print_measured() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", action="store_true", help="measure steps here, instead of published figures")
+    parser.add_argument("--scale", action="store_true", help="predicted MFU of three families at 64 to 4,096 GPUs")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker(json.loads(args.worker[0]), *map(int, args.worker[1:]))
+    elif args.scale:
+        print_scale()
     elif args.measured:
         print_measured()
     else:

@@ -58,16 +58,20 @@ class Routing:
         return self.known[key]
 
     def placements(self, ranks: int, nodes: int, replicas: int | None) -> list[balance.Placement]:
-        """Of each layer that was recorded."""
+        """Of each layer that was recorded; of one, where none was."""
         if replicas is None:
-            return [balance.in_order(self.experts, ranks)] * max(1, len(self.shares))
+            return [balance.in_order(self.experts, ranks) for _ in self.loads]
         groups = self.groups if self.limit < self.groups else 1
-        return [balance.by_load(layer, ranks, replicas, nodes, groups) for layer in self.shares]
+        return [balance.by_load(layer, ranks, replicas, nodes, groups) for layer in self.loads]
+
+    @property
+    def loads(self) -> tuple[tuple[float, ...], ...]:
+        """Shares of slots, of the layers that were recorded; equal ones of one layer, where none was."""
+        return self.shares or ((1 / self.experts,) * self.experts,)
 
     def _spread(self, ranks: int, nodes: int, replicas: int | None) -> Spread:
         placed = self.placements(ranks, nodes, replicas)
-        shares = self.shares or ((1 / self.experts,) * self.experts,)
-        busiest = mean(one.imbalance(layer) for one, layer in zip(placed, shares, strict=True))
+        busiest = mean(one.imbalance(layer) for one, layer in zip(placed, self.loads, strict=True))
         copies = mean(sum(n for n in one.copies() if n > 1) / ranks for one in placed)
         return Spread(self._reached(placed, ranks), self._reached(placed, nodes), busiest, copies)
 

@@ -11,6 +11,7 @@ from moebius.lowering.planner.costs import Predictor
 from moebius.lowering.planner.memory import experts_saved
 from moebius.lowering.planner.plans import Candidate, Job
 from moebius.lowering.planner.traffic import RegionShape, expected_bytes
+from moebius.lowering.planner.work import attention_products
 
 
 def job(model="qwen3-30b-a3b", gpus=64, gpu="h200", nodes=None, per_gpu=8, **options) -> Job:
@@ -70,6 +71,27 @@ def test_the_step_is_its_parts():
     for cost in search.search(job(gpus=16)).running:
         assert cost.step == pytest.approx(sum(one.seconds for one in cost.terms))  # nothing is hidden today
         assert cost.exposed == pytest.approx(cost.seconds("communication"))
+
+
+def test_attention_goes_back_in_five_products_for_two():
+    """What it takes beyond a sequence of one token, whose attention is nothing, is 3.5 times forward's."""
+    times = {}
+    for sequence in (1, 4096):
+        one = job("mixtral-8x7b", gpus=1, per_gpu=4096 // sequence, sequence=sequence)
+        times[sequence] = term(Predictor(one).cost(Candidate(1, 1, 4096 // sequence, "bf16")), "attention")
+        itself = attention_products(one, 4096.0)[1]
+        forward = itself.seconds(one.cluster.device, "bf16") * one.shape.layers
+        times[sequence] -= 3.5 * forward
+    assert times[1] == pytest.approx(times[4096]) and times[1] > 0
+
+
+def test_chunks_pay_for_their_starts_and_hide_what_their_schedule_hides():
+    predictor = Predictor(job())
+    plain, half = (predictor.cost(Candidate(4, 16, 2, "bf16", chunks=chunks)) for chunks in (1, 2))
+    assert half.seconds("communication") > plain.seconds("communication")
+    assert half.exposed < plain.exposed and half.exposed > half.seconds("communication") - sum(
+        term(half, name) for name in ("dispatch", "combine"))
+    assert term(half, "gradients averaged") == term(plain, "gradients averaged")
 
 
 def test_what_is_hidden_is_never_more_than_what_there_is():
