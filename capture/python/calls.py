@@ -69,7 +69,7 @@ from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_T
 from .originals import of_originals as kept
 from .overrides import Overrides
 from .packages import Packages
-from .parts import Parts, holds_proxy
+from .parts import Parts, holds_proxy, tensors_in
 from .questions import Questions
 from .signatures import Signatures
 from .substitutes import (
@@ -347,7 +347,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         ):
             raise Break(
                 "tensor made from tensors' numbers",
-                f"torch.{function.__name__} of tensors",
+                f"torch.{function.__name__} of {tensors_in(args)}",
                 "use torch.stack or clone().detach()",
             )
         if args and type(args[0]) is ConditionalList:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -172,6 +172,13 @@ def holds_proxy(value: Any) -> bool:
     if is_kind(value, tuple | list):
         return any(is_kind(v, TensorProxy | torch.Tensor) or holds_proxy(v) for v in value)
     return is_kind(value, dict) and any(is_kind(v, TensorProxy | torch.Tensor) for v in value.values())
+
+
+def tensors_in(args: Iterable[Any]) -> str:
+    """What a report says of a call's tensors: their device, where it is not the CPU."""
+    flat = [value for given in args for value in (given if is_kind(given, tuple | list) else (given,))]
+    devices = {str(value.fake.device) for value in flat if is_kind(value, TensorProxy)} - {"cpu"}
+    return " on ".join(["tensors", *sorted(devices)[:1]])
 
 
 def is_alien(value: Any) -> bool:

@@ -349,7 +349,9 @@ def of_tensors(program: Program, node: ast.AST, detail: str) -> tuple[ast.AST, s
         return None
     to = f".to({', '.join(program.of(keyword) for keyword in node.keywords)})" if node.keywords else ""
     if isinstance(given, (ast.List, ast.Tuple)):
-        if not given.elts or any(isinstance(e, (ast.Constant, ast.List, ast.Tuple, ast.Starred)) for e in given.elts):
+        stays = "device" in to or torch.get_default_device().type == "cpu"  # (it is made there, of tensors on the CPU)
+        others = (ast.Constant, ast.List, ast.Tuple, ast.Starred)
+        if not stays or not given.elts or any(isinstance(each, others) for each in given.elts):
             return None
         function = program.of(node.func).rpartition(".")[0]
         return (node, f"{function}.stack({program.of(given)}).detach(){to}") if function else None

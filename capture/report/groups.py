@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ..guards.sources import as_written
 from .records import Guard
 
 OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
+LOCAL = re.compile(r"^L\['([^']+)'\]")
 LIBRARY = re.compile(r"G\((moebius|torch)\b|builtins|sys\.modules|torch\b|moebius\b")
 CODE = "code and defaults unchanged"
 LIBRARIES = "torch and Python's builtins"
@@ -16,7 +16,7 @@ LIBRARIES = "torch and Python's builtins"
 
 @dataclass
 class GuardGroup:
-    """The guards of one owner, by its name in the user's program: an argument, an optimizer's state, the libraries."""
+    """The guards of one owner: an argument, a global, an optimizer's state, the libraries."""
 
     owner: str
     guards: list[Guard] = field(default_factory=list)
@@ -45,6 +45,6 @@ def guard_groups(guards: list[Guard]) -> list[GuardGroup]:
     """The most expensive first, then the largest."""
     made: dict[str, GuardGroup] = {}
     for guard in guards:
-        owner = as_written(owner_of(guard))
+        owner = LOCAL.sub(r"\1", owner_of(guard))  # (a break leaves the same value by its expression)
         made.setdefault(owner, GuardGroup(owner)).guards.append(guard)
     return sorted(made.values(), key=lambda group: (-(group.cost_ns or 0.0), -len(group.guards)))

@@ -451,7 +451,7 @@ def guards(report: Findings) -> str:
     groups = guard_groups(report.guards)
     summary: list[Sequence[tuple[str, str | float | None]]] = [
         [
-            text_cell(group.owner, "mono"),
+            text_cell(as_written(group.owner), "mono"),
             (str(len(group.guards)), len(group.guards)),
             (duration(None if group.cost_ns is None else group.cost_ns * 1e-9), group.cost_ns),
         ]

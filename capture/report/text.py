@@ -237,8 +237,8 @@ def guards(report: Findings, width: int) -> Group | None:
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        owner, where = shorten(group.owner, min(room * 2 // 5, 40)), place(first.file, first.line)
-        rest = f"{as_written(first.source).removeprefix(group.owner)} {as_written(first.check)}".strip()
+        owner, where = shorten(as_written(group.owner), min(room * 2 // 5, 40)), place(first.file, first.line)
+        rest = f"{as_written(first.source).removeprefix(as_written(group.owner))} {as_written(first.check)}".strip()
         slowest = shorten(rest, room - min(room * 2 // 5, 40))
         made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]

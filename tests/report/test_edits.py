@@ -18,7 +18,9 @@ import torch
 from json_schema import faults
 
 from moebius import capture, explain
+from moebius.python.parts import tensors_in
 from moebius.report import Report
+from moebius.report.edits import edit_of
 from moebius.report.schema import SCHEMA
 
 HEAD = """\"\"\"A program.\"\"\"
@@ -186,3 +188,20 @@ def test_the_edit_is_in_the_text_and_on_the_page(tmp_path: Path) -> None:
     assert "   16 - log = logging.getLogger('<a>')" in text and "   16 + log = logger" in text
     assert "    9 + logger = logging.getLogger('<a>')" in text
     assert "logger = logging.getLogger(&#x27;&lt;a&gt;&#x27;)</ins>" in page
+
+
+def test_a_tensor_on_another_device_is_not_stacked(tmp_path: Path) -> None:
+    """``torch.tensor([a, b])`` is made on the default device, ``torch.stack`` where its tensors are."""
+    text = program("return torch.tensor([x.sum(), x.max()]) * 2")
+    edit = explain(loaded(text, tmp_path / "program.py"))(*values()).breaks[0].edit
+    assert edit is not None and "torch.stack" in edit.after[0]
+    excerpt = explain(loaded(text, tmp_path / "program.py"))(*values()).breaks[0].excerpt
+    reason = "tensor made from tensors' numbers"
+    assert edit_of(reason, "torch.tensor of tensors", excerpt) == edit
+    assert edit_of(reason, "torch.tensor of tensors on cuda:0", excerpt) is None
+    torch.set_default_device("meta")
+    try:
+        assert edit_of(reason, "torch.tensor of tensors", excerpt) is None
+    finally:
+        torch.set_default_device(None)
+    assert tensors_in([[torch.ones(1)], 1]) == "tensors"
