@@ -25,6 +25,7 @@ WHOLE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "numpy's randint of two": lambda x, n: np.random.randint(1, n),
     "numpy's randint of a size": lambda x, n: np.random.randint(0, len(x)),
     "numpy's binomial": lambda x, n: np.random.binomial(5, 0.5),
+    "numpy's poisson of a rate": lambda x, n: np.random.poisson(n),
 }
 REAL: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "random": lambda x, n: random.random(),
@@ -33,6 +34,8 @@ REAL: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "numpy's uniform": lambda x, n: np.random.uniform(0.5, n),
     "beta": lambda x, n: np.random.beta(0.4, 0.4),
     "normal": lambda x, n: np.random.normal(),
+    "normal of a scale": lambda x, n: np.random.normal(0.5, n / 4),
+    "triangular of ends": lambda x, n: np.random.triangular(-n, 0.5, n),
     "gamma": lambda x, n: np.random.gamma(2.0),
     "standard_normal": lambda x, n: np.random.standard_normal(),
 }
@@ -77,6 +80,8 @@ def test_a_draw_is_a_number_of_the_graph(draw: str, use: str) -> None:
 
 @pytest.mark.parametrize("draw", [
     lambda x, n: random.randint(n, 3), lambda x, n: np.random.randint(n, 3), lambda x, n: np.random.beta(-1.0, 1.0),
+    lambda x, n: np.random.normal(0, 3 - n), lambda x, n: np.random.beta(3 - n, 1.0),
+    lambda x, n: np.random.uniform(0, 1e308 * n),
 ])  # fmt: skip
 def test_an_empty_range_raises_what_it_raises_in_plain_python(draw: Callable) -> None:
     def step(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -90,7 +95,7 @@ def test_an_empty_range_raises_what_it_raises_in_plain_python(draw: Callable) ->
             np.random.seed(n)
             try:
                 outcomes.append(run(torch.ones(3), n).tolist())
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
 
