@@ -41,7 +41,8 @@ def take_away(name: str) -> None:
         sys.modules[name] = None  # type: ignore[assignment]  # (who imports it is told that there is none)
     if isinstance(holder, type):
         setattr(holder, last, Gone())  # (a base in C may have it, or each object for itself)
-    elif hasattr(type(holder), "__getattr__") and last not in vars(holder):
+    elif hasattr(type(holder), "__getattr__"):
+        vars(holder).pop(last, None)  # (torch.ops keeps what it was asked for, and makes what it does not keep)
         elsewhere = type(holder).__getattr__
 
         def looked_up(owner: Any, asked: str) -> Any:
