@@ -509,12 +509,14 @@ NEVER_FAILING = frozenset({
     operator.ne, operator.gt, operator.ge, operator.and_, operator.or_, operator.xor, operator.not_, abs, max, min,
     bool, torch.sym_not, torch.sym_max, torch.sym_min,
 })  # fmt: skip
+WRITES = frozenset({operator.setitem, operator.delitem})
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 
 
 def on_numbers(target: Any) -> bool:
     """Whether a function is Python's arithmetic, where it is given numbers."""
-    return target in NUMBERS or getattr(target, "__module__", "") in ("_operator", "math")
+    arithmetic = getattr(target, "__module__", "") in ("_operator", "math") and target not in WRITES
+    return arithmetic or target in NUMBERS
 
 
 def is_size(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from module_layers import MLP, SwiGLU
-from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, D, E, K, N
+from spellings import CAPTURED, LOWERED, PROJECTED, D, E, K, N
 from structures import Routed, structure
 from torch import nn
 from torch.nn import functional as F
@@ -156,7 +156,7 @@ class LlavaMoE(Routed):
         return results.view(-1, D)
 
 
-@structure(BROKEN)
+@structure(CAPTURED)
 class VMoE(Routed):
     """V-MoE: dispatch by `gather` with a padded batch [E, C], `bmm`-like experts as vmap over stacked weights"""
 

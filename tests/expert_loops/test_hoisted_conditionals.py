@@ -17,6 +17,7 @@ from table import SEEDS, tensors
 from torch.nn.functional import silu
 
 from moebius import capture, stats
+from moebius.lowering import operators
 from moebius.lowering.experts import blocks, hoisted_conditionals, rewrite
 
 RIGHT, KEPT, WRONG = {}, {}, {}
@@ -313,6 +314,25 @@ def test_experts_on_the_sum_would_be_wrong(monkeypatch):
     monkeypatch.setattr(blocks.Blocks, "check_written", lambda *_: None)
     with pytest.raises(AssertionError):
         compare(WRONG["rows_of_the_sum"])
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_a_write_beside_what_a_branch_hands_on_is_kept(depends, monkeypatch):
+    def layer(x, moe):
+        _, _, counts, order, rows = routed(x, moe)
+        out, last, start = torch.zeros_like(rows), torch.zeros((), dtype=x.dtype), 0
+        for e, n in enumerate(counts.tolist()):
+            if n != 0:
+                y = moe.experts[e](rows[start : start + n])
+                out[start : start + n] = y + last if depends else y
+                last = y.sum()
+            start += n
+        return torch.zeros_like(x).index_add_(0, order // K, out) * last
+
+    compare(layer)
+    monkeypatch.setattr(operators, "WRITES", frozenset())  # as if it were arithmetic on numbers
+    with pytest.raises(AssertionError):
+        compare(layer)
 
 
 def vouched_for(holds, rows):

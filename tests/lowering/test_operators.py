@@ -8,8 +8,9 @@ from expert_loops import call, captured, leaves, trace
 from torch.nn import functional
 
 from moebius.kernels import ACTIVATIONS
+from moebius.kernels.expressions import evaluate, parse
 from moebius.lowering.aliasing import Storage, writes_into
-from moebius.lowering.experts.activations import SPELLINGS, table
+from moebius.lowering.experts.activations import NAMES, OTHERWISE, table
 from moebius.lowering.operators import read_call
 
 
@@ -92,11 +93,11 @@ def test_storages():
     assert storage.writer_between(made, output) is None
 
 
-@pytest.mark.parametrize("name,spelling", [(name, s) for name, spellings in SPELLINGS.items() for s in spellings])
-def test_each_spelling_of_an_activation_is_the_kernels_activation(name, spelling):
+@pytest.mark.parametrize("name,text", [*((name, f"{name}(g)") for name in NAMES), *OTHERWISE.items()])
+def test_each_spelling_of_an_activation_is_the_kernels_activation(name, text):
     x = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
     y = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
-    mine, kernels = spelling(x), ACTIVATIONS[name].value(y)
+    (mine,), kernels = evaluate([parse(text)], x, None), ACTIVATIONS[name].value(y)
     torch.testing.assert_close(mine, kernels, rtol=1e-9, atol=1e-9)
     mine.sum().backward()
     torch.testing.assert_close(x.grad, ACTIVATIONS[name].backward(torch.ones_like(y), y.detach()), rtol=1e-9, atol=1e-9)
