@@ -29,7 +29,10 @@ def function_value(emitter: Builder, function: types.FunctionType) -> str:
         f"{function.__name__!r}, {defaults}, {closure})",
     )
     emitter.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
-    for attribute in ("__kwdefaults__", "__annotations__"):
+    annotate = getattr(function, "__annotate__", None)  # (since 3.14: what makes annotations once they are asked for)
+    if annotate is not None:
+        emitter.lines.append(f"{name}.__annotate__ = {emitter.value(annotate)}")
+    for attribute in ("__kwdefaults__", *(() if annotate is not None else ("__annotations__",))):
         items = getattr(function, attribute)
         if items or emitter.objects.is_new(items):
             if not emitter.objects.is_known(items):

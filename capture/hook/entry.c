@@ -491,7 +491,12 @@ static int
 copy_face(Entry *entry)
 {
     static const char *const names[] = {
-        "__module__", "__name__", "__qualname__", "__doc__", "__annotations__",
+        "__module__", "__name__", "__qualname__", "__doc__",
+#if PY_VERSION_HEX >= 0x030E0000
+        "__annotate__",
+#else
+        "__annotations__",
+#endif
 #if PY_VERSION_HEX >= 0x030C0000
         "__type_params__",
 #endif
@@ -721,6 +726,25 @@ entry_object(Entry *entry, void *closure)
     return Py_NewRef(closure == NULL ? entry->function : entry->cold);
 }
 
+#if PY_VERSION_HEX >= 0x030E0000
+/* Annotations are evaluated when somebody asks (PEP 649), and then by the function: they may name what comes later. */
+static PyObject *
+entry_annotations(Entry *entry, void *closure)
+{
+    (void)closure;
+    PyObject *own = PyDict_GetItemString(entry->dict, "__annotations__");
+    return own != NULL ? Py_NewRef(own) : PyObject_GetAttrString(entry->function, "__annotations__");
+}
+
+static int
+entry_set_annotations(Entry *entry, PyObject *value, void *closure)
+{
+    (void)closure;
+    return value == NULL ? PyDict_DelItemString(entry->dict, "__annotations__")
+                         : PyDict_SetItemString(entry->dict, "__annotations__", value);
+}
+#endif
+
 static PyGetSetDef entry_getset[] = {
     {"targets", (getter)entry_targets, NULL, "[(program, target, hits)], most recently hit first.", NULL},
     {"hits", (getter)entry_count, NULL, "Calls that a target answered.", NULL},
@@ -728,6 +752,9 @@ static PyGetSetDef entry_getset[] = {
     {"function", (getter)entry_object, NULL, "The function that was captured.", NULL},
     {"cold", (getter)entry_object, NULL, "cold(entry, args, kwargs): answers calls that no target accepts.", "cold"},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+#if PY_VERSION_HEX >= 0x030E0000
+    {"__annotations__", (getter)entry_annotations, (setter)entry_set_annotations, NULL, NULL},
+#endif
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -421,6 +421,9 @@ class Attributes(Slots):
             "__doc__",
             "__dict__",
         ):
+            if name == "__annotations__" and getattr(function, "__annotate__", None) is not None:
+                hint = "ask outside of the step"
+                raise Break("annotations that are made when asked for", function.__qualname__, hint)
             value = getattr(function, name)
             if self.objects.is_new(function):
                 return value if name in ("__globals__", "__code__") else self.own_part(function, value)

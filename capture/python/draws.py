@@ -25,7 +25,7 @@ from .numpy_calls import of_numbers
 from .parts import CallParts
 
 BELOW: Any = random.Random._randbelow  # type: ignore[attr-defined]
-ONE_NUMBER = (random.Random.randrange.__code__,)
+ONE_NUMBER = (random.Random.randrange.__code__, random.Random.randint.__code__)  # (the second since 3.14)
 OF_THE_MODULE: Any = random.random.__self__  # type: ignore[attr-defined]
 SOME = (7, 0.5, -2, 0)  # arguments
 LIKE: list[Any] = []  # a generator of numpy's that nobody else draws from

@@ -16,6 +16,7 @@ from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
+from moebius.interpreter.tables.texts import NOT_A_CONTAINER
 
 from ..heap.objects import identified
 from ..heap.records import CONTAINERS, DICTS, SETS
@@ -458,7 +459,7 @@ class Operators(Parts):
             return self.native_iter(container)
         except TypeError as error:
             self.machine.swallow(error)
-        raise TypeError(f"argument of type {type_name(type_of(container))!r} is not iterable")
+        raise TypeError(NOT_A_CONTAINER.format(type=type_name(type_of(container))))
 
     def is_same(self, left: Any, right: Any) -> bool:
         kinds = type(left), type(right)

@@ -72,7 +72,7 @@ CODES = (
         7, "A function in C of which nothing is known",
         ("call into C", "method in C", "class method in C", "object made in C", "len() in C", "* in C", "iterator in C",
          "C attribute", "attributes kept in C", "hidden slot", "slot or C attribute is set",
-         "instance dict is shared"),
+         "annotations that are made when asked for", "instance dict is shared"),
         "A C extension's code is called: what it reads and changes cannot be seen.",
         "Call it outside of the step, or replace it by torch's operators.",
     ),
