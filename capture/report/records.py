@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ..bytecode.expressions import Excerpt
 from ..guards.sources import as_written
 from .codes import UNRAISED, code_of
-from .edits import Edit, edit_of
+
+if TYPE_CHECKING:
+    from .edits import Edit
 
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
@@ -45,6 +48,8 @@ class GraphBreak:
     @property
     def edit(self) -> Edit | None:
         """The user's line as it could be, without the break and with the same results; None where none is known."""
+        from .edits import edit_of  # (which imports torch)
+
         return edit_of(self.reason, self.detail, self.excerpt)
 
     def did_not_come(self) -> None:
