@@ -7,10 +7,10 @@ what comes out. Any transform that takes the function first is known so, nested 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -53,12 +53,12 @@ def made_later(name: str, function: Any, args: tuple, options: dict[str, Any]) -
     def wrapper(*given: Any, **named: Any) -> Any:
         return run_later(name, function, args, options, given, named)
 
-    return wrapper
+    return functools.wraps(function)(wrapper) if isinstance(function, types.FunctionType) else wrapper
 
 
-def run_later(*_: Any) -> Any:
-    """Stands in ``made_later`` for the call; ``FunctionTransforms.functions`` has what is done."""
-    raise NotImplementedError
+def run_later(name: str, function: Any, *args: Any) -> Any:
+    """The call of what ``made_later`` gives. While the step is traced, it is ``FunctionTransforms.run_later``."""
+    return transform_named(f"{name}()")(function, *args)
 
 
 class FunctionTransforms(SubgraphTracer):
@@ -76,7 +76,7 @@ class FunctionTransforms(SubgraphTracer):
 
     @property
     def answers(self) -> dict[Any, Callable[..., Any]]:
-        return {reader: partial(self.asked, reader) for reader in torch_private.TRANSFORM_READERS}
+        return {reader: functools.partial(self.asked, reader) for reader in torch_private.TRANSFORM_READERS}
 
     def known(self, function: Any) -> Any:
         return self.objects.enter(function, Static(function.__name__, function))

@@ -247,6 +247,30 @@ def test_each_refusal_is_needed(switched_off, function, transform, monkeypatch):
             assert "function transform" in " ".join(b.reason for b in graph_breaks(captured))
 
 
+@pytest.mark.parametrize("make", [jacrev, jacfwd, hessian, functionalize, vmap, grad], ids=lambda f: f.__name__)
+def test_what_a_transform_gives_lives_on(make):
+    held = []
+
+    def step(x_TD):
+        held.append(make(of_a_library))
+        return x_TD * 2
+
+    captured = capture(step, backend="eager")
+    for each in (step, captured, captured):
+        each(torch.ones(2, 4))
+    x = torch.ones(4) if make not in (vmap, grad) else torch.ones(2, 4)
+    if make is grad:
+        with pytest.raises(RuntimeError) as one:
+            held[0](x)
+        for other in held[1:]:
+            with pytest.raises(RuntimeError) as two:
+                other(x)
+            assert str(one.value) == str(two.value)
+    else:
+        assert all(torch.equal(other(x), held[0](x)) for other in held)
+    assert {f.__name__ for f in held} == {"of_a_library"}
+
+
 def experts_as_one_batch():
     """Experts of one shape, stacked: one call for all (the ensembles of torch's tutorials)."""
     experts = [tanh_net() for _ in range(3)]
