@@ -53,7 +53,7 @@ def made_later(name: str, function: Any, args: tuple, options: dict[str, Any]) -
     def wrapper(*given: Any, **named: Any) -> Any:
         return run_later(name, function, args, options, given, named)
 
-    return functools.wraps(function)(wrapper) if isinstance(function, types.FunctionType) else wrapper
+    return functools.wraps(function)(wrapper) if type(function) is types.FunctionType else wrapper
 
 
 def run_later(name: str, function: Any, *args: Any) -> Any:

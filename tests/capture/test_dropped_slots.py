@@ -167,7 +167,8 @@ def test_same_as_plain(function, seed):
 
 def test_forgotten(monkeypatch):
     """An operator that ran the dropped slots would be another one."""
-    monkeypatch.setattr(writing, "kept", lambda claim, writer, index: index)
+    routing = writing.routing
+    monkeypatch.setattr(writing, "routing", lambda claim, writer: (routing(claim, writer)[0],) * 2)
     assert run(capacity, 0)[1]
 
 
