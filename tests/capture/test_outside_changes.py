@@ -364,10 +364,10 @@ def test_a_guard_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     original = program.GuardProgram
 
     def build(n_positional: int, kwnames: tuple, slots: list, checks: list) -> Any:
-        return original(n_positional, kwnames, slots, [("answers", ()) if c[0] == "equal" else c for c in checks])
+        return original(n_positional, kwnames, slots, [("answers", ()) if c[0] == "dict" else c for c in checks])
 
     monkeypatch.setattr(program, "GuardProgram", build)
-    assert any(difference(seed, "step")[0] for seed in range(10))
+    assert any(difference(seed, "step")[0] for seed in range(4))
 
 
 if __name__ == "__main__":
