@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["COLUMNS"] = "110"  # how wide a printed report is: whoever runs the tests, and pytest-xdist, may say another
 
 import pytest
 from seeds import seed_of_the_code, some

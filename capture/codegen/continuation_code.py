@@ -200,7 +200,9 @@ def build_continuation(
                 else:
                     body.append(skip)
         if index in may_be_unset:
-            body += asked_first(may_be_unset[index], item.location)
+            *asking, raises, on = asked_first(may_be_unset[index], item.location)
+            body += [*asking, raises, on]
+            users[id(raises)] = weights[index]  # (in the place of the read)
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
             if exits and item.name in MAKES_ITERATOR:
                 body += call_on_top(native.uncounted, item.location)
