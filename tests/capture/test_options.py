@@ -214,7 +214,7 @@ def test_costs_of_guards_sum_to_what_all_of_them_take():
     model, (x, labels), step = Model(), data(), capture(train, backend="eager")
     step(model, x, labels)
     ratios = []
-    for _ in range(5):  # what else the machine does shows in one of the two
+    for _ in range(12):  # what else the machine does shows in one of the two
         report = explain(step)(model, x, labels)
         owner = captured_of(step)
         assert owner is not None and report.guards and all(g.cost_ns is not None for g in report.guards)
