@@ -467,7 +467,7 @@ def read(node: fx.Node) -> Call | None:
         return None
     if op.name == "reshape" and any(isinstance(size, torch.dtype) for size in bound["shape"]):
         op = BITS
-    if bound.get("inplace") is True:
+    if bound.get("inplace") not in (None, False):
         op = Operator(op.name, op.parameters, inplace=True, alias=True)
     return Call(op, bound, node)
 

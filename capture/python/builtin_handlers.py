@@ -21,7 +21,7 @@ from ..hook import ABSENT
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
-from ..tensors.fakes import refuse_doubtful_ranks
+from ..tensors.fakes import refuse_doubtful
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
 from ..values.numpy_numbers import NUMPY_NUMBERS
@@ -157,7 +157,7 @@ class BuiltinHandlers(CallParts):
     def length(self, value: Any) -> Any:
         value = self.objects.seen_through(value)
         if issubclass(type(value), TensorProxy):
-            refuse_doubtful_ranks(self.tensors.world, "len", (value,))
+            refuse_doubtful(self.tensors.world, "len", (value,))
             if value.fake.dim() == 0:
                 raise TypeError("len() of a 0-d tensor")
             return value.fake.shape[0]

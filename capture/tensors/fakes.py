@@ -21,6 +21,11 @@ from .index_lists import IndexList
 # Questions whose answer is the same with an axis of size 1 less.
 OF_ANY_RANK = frozenset(("numel", "nelement", "element_size", "is_floating_point", "is_complex", "dtype", "device",
                          "layout", "is_cpu", "is_cuda", "nbytes", "itemsize", "requires_grad", "is_leaf"))  # fmt: skip
+# Questions about a sparse tensor that its shape, dtype and layout answer, whatever its entries are.
+OF_ANY_ENTRIES = OF_ANY_RANK - {"nbytes"} | frozenset((
+    "shape", "size", "dim", "ndim", "ndimension", "len", "iter", "sparse_dim", "dense_dim", "is_sparse",
+    "is_sparse_csr", "is_same_size", "names", "is_meta", "is_quantized", "is_mkldnn", "is_nested"))  # fmt: skip
+QUANTISED = frozenset(d for name, d in vars(torch).items() if type(d) is torch.dtype and name.startswith(("qint", "quint")))
 LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 
@@ -39,6 +44,9 @@ def fake_of(value: Any, shaped: bool = False) -> Any:
     if is_kind(value, TensorProxy):
         return value.fake
     kind = type(value)
+    if kind is torch.dtype and value in QUANTISED:
+        hint = "quantise before the step; `fake_quantize_per_tensor_affine` stays in the graph"
+        raise Break("tensor layout", f"an operator is asked for {value}: fakes have no quantised numbers", hint)
     if is_kind(value, Number):
         settled = value.settled()
         return plain_float(settled.representative) if settled is value else settled
@@ -60,14 +68,27 @@ def fake_of(value: Any, shaped: bool = False) -> Any:
     return value
 
 
-def refuse_doubtful_ranks(world: torch_fakes.FakeWorld, question: Any, values: Iterable[Any]) -> None:
-    """A graph break where Python asks how many axes there are, and only the running step knows (``x[mask].squeeze(0)``
-    has one less where one row was found)."""
+def refuse_doubtful(world: torch_fakes.FakeWorld, question: Any, values: Iterable[Any], result: Any = None) -> None:
+    """A graph break where Python asks what only the running step knows, and fakes say something: how many axes there
+    are (``x[mask].squeeze(0)`` has one less where one row was found), or what a sparse tensor has entries of (its fake
+    has none). result: the operator's, where an operator is asked."""
     doubts = world.mode.rank_in_doubt
     name = question if is_kind(question, str) else getattr(question, "__name__", "")
-    if doubts and name not in OF_ANY_RANK and any(is_kind(v, TensorProxy) and id(v.fake) in doubts for v in values):
-        hint = "squeeze an axis whose size is known, or ask before squeezing"
-        raise Break("size that depends on values", f"{name} after squeeze() of rows that the data chooses", hint)
+    for value in values:
+        if not is_kind(value, TensorProxy):
+            continue
+        if doubts and name not in OF_ANY_RANK and id(value.fake) in doubts and not has_tensor(result):
+            hint = "squeeze an axis whose size is known, or ask before squeezing"
+            raise Break("size that depends on values", f"{name} after squeeze() of rows that the data chooses", hint)
+        if value.fake.layout is not torch.strided and name not in OF_ANY_ENTRIES and tells_entries(result):
+            hint = "ask outside of the step; operators on sparse tensors that give dense ones stay in the graph"
+            raise Break("size that depends on values", f"{name} of a sparse tensor: the data decides its entries", hint)
+
+
+def tells_entries(result: Any) -> bool:
+    """Whether what an operator gave for a sparse fake, which has no entries, may follow from how many there are."""
+    tensors = [leaf for leaf in torch_private.tree_leaves(result) if is_kind(leaf, torch.Tensor)]
+    return not tensors or any(t.layout is torch.strided and t.numel() == 0 for t in tensors)
 
 
 def plain_float(value: Any) -> Any:

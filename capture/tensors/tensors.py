@@ -45,7 +45,7 @@ from .fakes import (
     fake_of,
     has_tensor,
     refuse_answering,
-    refuse_doubtful_ranks,
+    refuse_doubtful,
     refuse_numbers,
 )
 from .foreign_memory import ForeignMemory
@@ -229,7 +229,8 @@ class TensorOperations:
             return self.gradients.hooks.register(proxy, *args, **kwargs)
         if name == "retain_grad":
             return self.gradients.retain(proxy)
-        if name in ("item", "__int__", "__index__") and self.whole_step and not args:
+        number_asked = name == "item" or (name in ("__int__", "__index__") and proxy.fake.dtype in INTEGERS)
+        if number_asked and self.whole_step and not args:
             if (number := self.item(proxy)) is not None:
                 return number
         if name in QUESTIONS and (answer := asked(self, QUESTIONS[name], (proxy, *args), kwargs)) is not None:
@@ -259,7 +260,7 @@ class TensorOperations:
         if name == "new" and not kwargs and (sizes := sizes_of_new(args)) is not None:
             name, args = "new_empty", (sizes,)
         if name == "size" and len(args) == 1 and is_kind(args[0], int):
-            refuse_doubtful_ranks(self.world, name, (proxy,))
+            refuse_doubtful(self.world, name, (proxy,))
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
 
@@ -303,9 +304,10 @@ class TensorOperations:
         refuse_lost_tangent(function, result)
         if "out" in kwargs or getattr(function, "__name__", "").partition(".")[0] in OTHER_KIND:
             self.layouts.changed(kwargs.get("out") if "out" in kwargs else args[0])
-        if not has_tensor(result) and not changes_in_place(target, kwargs):
-            refuse_doubtful_ranks(self.world, function, args)
-            return result
+        if not changes_in_place(target, kwargs):
+            refuse_doubtful(self.world, function, args, result)
+            if not has_tensor(result):
+                return result
         recorded = self.record(op, target, args, kwargs, result)
         name = getattr(function, "__name__", "")
         in_place = name.startswith("_foreach_") and name.endswith("_") and args
@@ -477,7 +479,7 @@ class TensorOperations:
 
     def rows(self, proxy: TensorProxy) -> list[Any]:
         """The rows that iterating over the tensor gives, when their number is known."""
-        refuse_doubtful_ranks(self.world, "iter", (proxy,))
+        refuse_doubtful(self.world, "iter", (proxy,))
         if proxy.fake.dim() == 0:
             raise TypeError("iteration over a 0-d tensor")
         return list(self.function(torch.unbind, (proxy, 0), {}))
@@ -565,7 +567,7 @@ class TensorOperations:
         if is_kind(value, torch.Tensor):
             return self.function(getattr, (proxy, name), {})
         if type(value) in ATOMS or is_kind(value, tuple):
-            refuse_doubtful_ranks(self.world, name, (proxy,))
+            refuse_doubtful(self.world, name, (proxy,))
             return value
         what = f"attribute {name} of a tensor gives a {type(value).__name__}"
         raise Break(f"Tensor.{name}", what, "read it outside of the step")
