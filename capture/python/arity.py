@@ -17,6 +17,7 @@ OF_DICTS = {
     "__getitem__": (1, 1), "__setitem__": (2, 2), "__delitem__": (1, 1), "__contains__": (1, 1),
 }  # fmt: skip
 OF_LISTS = {"append": (1, 1), "extend": (1, 1), "sort": (0, 0), "__getitem__": (1, 1)}
+OF_ALL = {"__eq__": (1, 1), "__ne__": (1, 1)}
 KEYWORDS = {"sort": {"key", "reverse"}}
 NAMED = {"pop": ("key", "default"), "setdefault": ("key", "default")}  # OrderedDict's
 
@@ -33,9 +34,9 @@ def positional(base: type, name: str, args: list[Any], kwargs: dict[str, Any]) -
 def check(base: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
     """Raises the TypeError that the method raises where it does not take these arguments."""
     table = OF_DICTS if base in DICTS else OF_LISTS if base in LISTS else {}
-    if name not in table:
+    if name not in table and name not in OF_ALL:
         return
-    low, high = table[name]
+    low, high = table.get(name) or OF_ALL[name]
     known = name == "update" or kwargs.keys() <= KEYWORDS.get(name, set())
     if not (low <= len(args) <= high and known):
         getattr(base, name)(base(), *args, **kwargs)

@@ -23,7 +23,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.fakes import refuse_doubtful
 from ..torch_facts import torch_private, torch_sizes
-from ..values.numbers import PLAIN_NUMBERS, Number, example
+from ..values.numbers import PLAIN_NUMBERS, Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.rows import TensorRows
@@ -369,7 +369,7 @@ class BuiltinHandlers(CallParts):
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
         if args and (len(args) > 1 or kwargs):  # a text and a base: of a number Python's own error
-            args = (example(args[0]), *map(self.domain.as_index, args[1:]))
+            args = (natives.specialised(args[0], self.known), *map(self.domain.as_index, args[1:]))
         if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
             return args[0].value
         if args and type(args[0]) is Array and len(args) == 1 and not kwargs:

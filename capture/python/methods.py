@@ -235,6 +235,8 @@ class Methods(CallParts):
             if name == "__init__":
                 return self.init_container(owner, base, args, kwargs)
             if name in ("__eq__", "__ne__"):
+                if not issubclass(type_of(args[0]), (set, frozenset) if base in (set, frozenset) else base):
+                    return NotImplemented
                 return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
         if name in CHANGING and not self.leaves_as_it_is(owner, base, name, args):
