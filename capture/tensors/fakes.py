@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable
@@ -14,7 +16,7 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
-from ..values.values import Break, TensorProxy
+from ..values.values import SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .bounds import Bound
 from .index_lists import IndexList
 
@@ -25,7 +27,9 @@ OF_ANY_RANK = frozenset(("numel", "nelement", "element_size", "is_floating_point
 OF_ANY_ENTRIES = OF_ANY_RANK - {"nbytes"} | frozenset((
     "shape", "size", "dim", "ndim", "ndimension", "len", "iter", "sparse_dim", "dense_dim", "is_sparse",
     "is_sparse_csr", "is_same_size", "names", "is_meta", "is_quantized", "is_mkldnn", "is_nested"))  # fmt: skip
-QUANTISED = frozenset(d for name, d in vars(torch).items() if type(d) is torch.dtype and name.startswith(("qint", "quint")))
+QUANTISED = frozenset(
+    dtype for name, dtype in vars(torch).items() if type(dtype) is torch.dtype and name.startswith(("qint", "quint"))
+)
 LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 
@@ -111,6 +115,30 @@ def as_operand(value: Any) -> Any:
     """An operand of arithmetic: an int that the graph has as a number stays one, whatever it is in this call."""
     is_open = is_kind(value, Number) and value.kind is int and value.known and value.node is not None
     return value.representative if is_open and value.size is None else value
+
+
+@functools.cache
+def flags_of(function: types.FunctionType) -> dict[str, int]:
+    """Parameters that are yes or no, by what a function in Python has for them -> their places."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: i for i, p in enumerate(parameters) if type(p.default) is bool}
+
+
+def decided_flags(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments of an operator; a number that it takes for a yes or no is this call's, under a guard: a function of
+    torch's in Python decides by it what it does (``F.relu(x, inplace=n)``)."""
+    given = (*args, *kwargs.values())
+    if type(function) is types.FunctionType and any(is_kind(v, RuntimeNumber) or type(v) in SYMBOLIC for v in given):
+        flags = flags_of(function)
+        args = tuple(decided(v) if i in flags.values() else v for i, v in enumerate(args))
+        kwargs = {name: decided(v) if name in flags else v for name, v in kwargs.items()}
+    return args, kwargs
+
+
+def decided(value: Any) -> Any:
+    if is_kind(value, RuntimeNumber):
+        return value.numbers.constant(value)  # type: ignore[attr-defined]
+    return bool(value) if type(value) in SYMBOLIC else value
 
 
 def refuse_numbers(value: Any) -> None:

@@ -41,6 +41,7 @@ from .ctc import has_open_lengths, like_ctc_loss
 from .fakes import (
     ARITHMETIC,
     as_operand,
+    decided_flags,
     dropped_out,
     fake_of,
     has_tensor,
@@ -284,7 +285,7 @@ class TensorOperations:
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
-        args, kwargs = self.with_flags(args, kwargs)
+        args, kwargs = decided_flags(function, *self.with_flags(args, kwargs))
         if function in BINCOUNTS and is_kind(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:

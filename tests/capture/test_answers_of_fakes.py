@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import moebius
 from moebius import capture, explain
 
+INDICES = torch.tensor([[0, 1, 1], [2, 0, 0]])
 KINDS = {
     "dense": lambda x_TD: x_TD * 1,
     "a view": lambda x_TD: x_TD[1:, 1],
@@ -20,7 +21,7 @@ KINDS = {
     "negative": lambda x_TD: torch.complex(x_TD, x_TD).conj().imag,
     "sparse": lambda x_TD: x_TD.relu().to_sparse(),
     "compressed": lambda x_TD: x_TD.relu().to_sparse_csr(),
-    "sparse, of indices": lambda x_TD: torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 0]]), x_TD[0], (2, 3)),
+    "sparse, of indices": lambda x_TD: torch.sparse_coo_tensor(INDICES, x_TD[0], (2, 3)),
     "quantised": lambda x_TD: torch.quantize_per_tensor(x_TD, 0.1, 0, torch.quint8),
     "rows that data chose": lambda x_TD: x_TD[x_TD[:, 0] > 0],
     "integers": lambda x_TD: x_TD.long(),
@@ -32,8 +33,8 @@ KINDS = {
 }
 # What reaches outside of the tensor, gives addresses, or belongs to other devices.
 NOT_ASKED = frozenset(
-    "cuda xpu ipu hpu mtia backward share_memory_ register_hook _typed_storage storage data_ptr const_data_ptr _cdata map_"
-    " map2_ pin_memory grad_fn untyped_storage _backward_hooks _post_accumulate_grad_hooks module_load wait _grad_fn"
+    "cuda xpu ipu hpu mtia backward share_memory_ register_hook _typed_storage storage data_ptr const_data_ptr _cdata"
+    " map_ map2_ pin_memory grad_fn untyped_storage _backward_hooks _post_accumulate_grad_hooks module_load wait _grad_fn"
     " register_post_accumulate_grad_hook _has_symbolic_sizes_strides _make_subclass _sparse_mask_projection".split()
 )
 SPECIAL = frozenset("__len__ __bool__ __repr__ __int__ __float__ __index__ __complex__ __iter__".split())
@@ -128,3 +129,26 @@ def test_whatever_is_true_asks_for_a_result_in_place(name, asks):
     captured = capture(step, backend="eager")
     for _ in range(2):
         assert told(captured, x_TD) == told(step, x_TD)
+
+
+MADE_OF = {"int": lambda n: n, "float": lambda n: n * 0.5, "comparison": lambda n: n > 1}
+
+
+@pytest.mark.share(8)
+@pytest.mark.parametrize("made", MADE_OF)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_numbers_that_vary_ask_for_a_result_in_place_where_they_are_true(name, made):
+    function = getattr(F, name)
+    required = [p for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
+    given = (0.25, 0.5)[: len(required) - 1]
+
+    def step(x_TD, number):
+        y_TD = x_TD * 1
+        torch.manual_seed(5)
+        returned = function(y_TD, *given, inplace=MADE_OF[made](number))
+        return y_TD, returned, returned is y_TD
+
+    x_TD = torch.linspace(-2, 2, 6).view(2, 3)
+    captured = capture(step, backend="eager")
+    for number in (1, 1, 2, 0, 2, 1, 0, 3):
+        assert str(captured(x_TD, number)) == str(step(x_TD, number))

@@ -1,5 +1,5 @@
-"""Calls of Python's own functions and methods with values that another call brings: drawn by a seed, of all functions of
-some modules and all methods, with the value in each place among constants; each call gives what plain Python gives."""
+"""Calls of Python's own functions and methods with values that another call brings, drawn by a seed: any function of
+some modules or any method, the value in each place among constants. Each call gives what plain Python gives."""
 
 from __future__ import annotations
 
@@ -51,16 +51,18 @@ VALUES = {
     "int64": [np.int64(v) for v in (1, 2, 3, 4, 2, 9, 7, 0)],
 }
 CONSTANTS = [2, "1", "a", 16, 0.5, (1, 2), "%s", [3, 1], None, b"a", True]
-MODULES = (builtins, math, cmath, operator, statistics, re, struct, json, posixpath, unicodedata, zlib, base64, html, shlex,
-           fnmatch, textwrap, urllib.parse)  # fmt: skip
+MODULES = (builtins, math, cmath, operator, statistics, re, struct, json, posixpath, unicodedata, zlib, base64, html,
+           shlex, fnmatch, textwrap, urllib.parse)  # fmt: skip
 # What reads or writes files or the terminal, gives addresses, or looks at the frame that asks.
 NOT_CALLED = frozenset(
-    "open input print exec eval compile breakpoint exit quit help globals locals vars dir id hash memoryview object super"
-    " copyright credits license classmethod staticmethod property type setattr delattr aiter anext iter load dump".split()
+    "open input print exec eval compile breakpoint exit quit help globals locals vars dir id hash memoryview object"
+    " super copyright credits license classmethod staticmethod property type setattr delattr aiter anext iter load"
+    " dump".split()
 )
 NO_METHODS = frozenset(
-    "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __dir__ __reduce__ __reduce_ex__ __doc__ __getattribute__"
-    " __setattr__ __delattr__ __sizeof__ __hash__ __getstate__ __class_getitem__ tofile dump setflags data ctypes".split()
+    "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __dir__ __reduce__ __reduce_ex__ __doc__"
+    " __getattribute__ __setattr__ __delattr__ __sizeof__ __hash__ __getstate__ __class_getitem__ tofile dump setflags"
+    " data ctypes".split()
 )
 VALUE = object()
 
