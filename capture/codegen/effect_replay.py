@@ -108,7 +108,7 @@ class EffectReplay:
     def replay_set(self, record: Record, name: str) -> None:
         """The same operations again: the order of a set's items depends on what was there before, and on when."""
         for method, argument in record.operations:
-            if argument is None:
+            if argument is ABSENT:
                 text = ""
             elif method in ("add", "discard", "remove"):
                 text = self.value(argument)

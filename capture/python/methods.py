@@ -296,7 +296,7 @@ class Methods(CallParts):
         operations: list[tuple[str, Any]] = [(name, copy_set(a) if type(a) is set else a) for a in args]
         method(target, *args)
         if len(target) != size or name not in ("add", "discard"):
-            record.operations += (*operations,) or ((name, None),)
+            record.operations += (*operations,) or ((name, ABSENT),)
 
     def keys_of(self, value: Any) -> Any:
         """What ``set.update`` is given: a set itself where it can be (it makes room for that at once), else a list."""

@@ -34,8 +34,9 @@ KINDS = {
 # What reaches outside of the tensor, gives addresses, or belongs to other devices.
 NOT_ASKED = frozenset(
     "cuda xpu ipu hpu mtia backward share_memory_ register_hook _typed_storage storage data_ptr const_data_ptr _cdata"
-    " map_ map2_ pin_memory grad_fn untyped_storage _backward_hooks _post_accumulate_grad_hooks module_load wait _grad_fn"
-    " register_post_accumulate_grad_hook _has_symbolic_sizes_strides _make_subclass _sparse_mask_projection".split()
+    " map_ map2_ pin_memory grad_fn untyped_storage _backward_hooks _post_accumulate_grad_hooks module_load wait"
+    " _grad_fn register_post_accumulate_grad_hook _has_symbolic_sizes_strides _make_subclass"
+    " _sparse_mask_projection".split()
 )
 SPECIAL = frozenset("__len__ __bool__ __repr__ __int__ __float__ __index__ __complex__ __iter__".split())
 # Of these the dense tensor that they give tells how many entries there are.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import builtins
 import cmath
+import collections
 import copy
 import fnmatch
 import html
@@ -133,3 +134,17 @@ def test_drawn_calls_give_what_plain_python_gives(seed):
             done += 1
             assert told(capture(step, backend="eager"), values) == plain, (kind, what)
     moebius.reset()
+
+
+METHODS = ("add", "discard", "remove", "append", "appendleft", "insert", "setdefault", "pop")
+HELD = [{None, 1}, {2}, [None, 1], collections.deque([None]), {None: None}, {1: None}]
+
+
+@pytest.mark.parametrize(("held", "method"), [(held, name) for held in HELD for name in METHODS if hasattr(held, name)])
+def test_none_is_an_item_as_any_other(held, method):
+    given = (0, None) if method == "insert" else (None,) if type(held) is not list or method != "pop" else (0,)
+
+    def step(x, value):
+        return x + 1, getattr(value, method)(*given)
+
+    assert told(capture(step, backend="eager"), [held] * 3) == told(step, [held] * 3)
