@@ -101,8 +101,9 @@ class Entry:
 
     A call runs the first target whose program holds, most recently hit first, with the same arguments; no frame is
     built for that and no hook installed. Without one it returns ``cold(entry, args, kwargs)``. While `disable` is in
-    force it calls `function`. goes_on: that is none of the user's, but gives what is still to be run of a frame. It
-    binds like a function and shows the function's name, doc, signature and attributes.
+    force, and under a trace function, it calls `function`. goes_on: that is none of the user's, but gives what is still
+    to be run of a frame. around: called before such a call; it gives what is called afterwards, with the exception or
+    None. It binds like a function and shows the function's name, doc, signature and attributes.
     """
 
     function: Final[Callable[..., Any]]
@@ -115,6 +116,7 @@ class Entry:
         function: Callable[..., Any],
         cold: Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any],
         goes_on: bool = False,
+        around: Callable[[tuple[Any, ...], dict[str, Any]], Callable[[BaseException | None], Any]] | None = None,
     ) -> Entry: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
