@@ -253,8 +253,11 @@ def detach(code: Any, /) -> None:
 def mark_skip(code: Any, /) -> None:
     """Never take calls of this code object, function or method."""
 
+def leave_alone(code: Any, /) -> None:
+    """Never take calls of this code object, function or method, nor of what it calls."""
+
 def forget_frames() -> None:
-    """Detach everything and ask again about what was declined; `mark_skip` stays."""
+    """Detach everything and ask again about what was declined; `mark_skip` and `leave_alone` stay."""
 
 def is_hooked() -> bool:
     """Whether the hook is on for this thread."""
