@@ -131,7 +131,7 @@ def one_call(calls: MeshCalls, options: Options, begins: bool, again: Callable[[
         torch_private.set_eval_frame(compiling)
 
 
-def as_python(function: types.FunctionType, calls: MeshCalls, options: Options) -> Callable[..., Any] | None:
+def surround(function: types.FunctionType, calls: MeshCalls, options: Options) -> Callable[..., Any] | None:
     """What stands around the calls of a captured function that run as Python (a debugger's, or with moebius switched
     off): the ranks' gradients are averaged in those, too."""
     if options.mesh is None:

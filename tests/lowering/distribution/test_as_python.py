@@ -57,7 +57,7 @@ AXES = {"ep": (2,), "dp": (2,)}
 
 
 def train(way, first, axis):
-    """The weights after some steps, of which those from the first on run in this way; what a trace function saw it call."""
+    """The weights after some steps, those from ``first`` on in this way; what a trace function saw it call."""
     torch.manual_seed(0)
     model = nn.Sequential(Layer(), nn.Tanh(), Layer()).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
