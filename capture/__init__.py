@@ -5,6 +5,7 @@ The front door: what users import. Names are resolved on first use: ``import moe
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,10 @@ def lacking() -> str | None:
         return lacks(names, torch.__version__) if (names := missing()) else None
     except Exception:  # no torch, or one that does not import: the first error says so
         return None
+
+
+if folder := os.environ.get("MOEBIUS_DEBUGGER"):  # of ``moebius debug``
+    import_module("moebius.lowering.debugger.rank").start(folder)
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
 from .cache.generators import driven, is_driven
 from .cache.recompiles import shown
 from .errors import NotCapturableError, OptionError
-from .hook import Entry, call_unhooked, is_disabled, mark_skip
+from .hook import Entry, call_unhooked, is_disabled, leave_alone
 from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import GraphBreak, Stats
@@ -412,15 +412,25 @@ def disable(function: Any) -> Any:
     """The function, never captured: it runs natively, and so does what it calls."""
     if not callable(function):
         raise NotCapturableError(f"disable needs something callable, not {type(function).__name__}")
-    inner = getattr(function, "__func__", function)
-    if isinstance(inner, types.FunctionType):
-        mark_skip(inner.__code__)
+    if isinstance(function, types.MethodType):
+        return types.MethodType(disable(function.__func__), function.__self__)
+    if isinstance(function, types.FunctionType):  # itself, with a code of its own: no frame of ours is around it
+        made = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__,
+                                  function.__defaults__, function.__closure__)  # fmt: skip
+        made.__kwdefaults__ = function.__kwdefaults__
+        leave_alone(made.__code__)
+        return marked(functools.update_wrapper(made, function))
 
     @functools.wraps(function)
     def native(*args: Any, **kwargs: Any) -> Any:
         return call_unhooked(function, *args, **kwargs)
 
-    native.moebius_disabled = True  # type: ignore[attr-defined]
+    return marked(native)
+
+
+def marked(native: Any) -> Any:
+    """A function of ``disable``, as a trace knows it."""
+    native.moebius_disabled = True
     return native
 
 

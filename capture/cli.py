@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return explain_script(split_explain(words[1:]))
         if words[:1] == ["plan"]:
             return plan(words[1:])
+        if words[:1] == ["debug"]:
+            return debug(words[1:])
         args, rest = parser.parse_known_args(words)
         if rest and args.command != "bench":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -104,6 +106,7 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
     for action in (script, html, json_file, plot):
         vars(action)["complete"] = files
     commands.add_parser("plan", help="how a training step would best be run on a cluster, without running it")
+    commands.add_parser("debug", help="one terminal for the ranks of a running job: all stop at a line, look at any")
     return parser
 
 
@@ -282,6 +285,16 @@ def plan(options: list[str]) -> int:
     try:
         return command.run(options)
     except PlannerError as error:
+        raise UsageError(str(error)) from None
+
+
+def debug(options: list[str]) -> int:
+    """The terminal of a job's ranks; its own options stand in its module."""
+    from moebius.lowering.debugger import command
+
+    try:
+        return command.run(options)
+    except command.DebuggerError as error:
         raise UsageError(str(error)) from None
 
 

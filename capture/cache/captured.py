@@ -62,7 +62,7 @@ from .continuations import (
 )
 from .deterministic import deterministic
 from .environment_changes import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
-from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
+from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call, surround
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile
 from .misses import RARE, leave_backward_outside, missed
@@ -120,9 +120,10 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
-        self.entry = Entry(function if beginning is None else self.run_plain, self.cold, beginning is not None)
-        self.deferred_state = DeferredState([])
         self.mesh_calls: MeshCalls = MeshCalls.begin(function, options) if parent is None else parent.mesh_calls
+        self.entry = Entry(function, self.cold, around=surround(function, self.mesh_calls, options)) \
+            if beginning is None else Entry(self.run_plain, self.cold, True)
+        self.deferred_state = DeferredState([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         self.taught: dict[types.CodeType, Assumptions] = {} if parent is None else parent.taught
         self.below_native: list[Captured] = [] if parent is None else parent.below_native

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import types
@@ -100,8 +101,6 @@ def in_a_call(
     run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any]
 ) -> Callable[..., Any]:
     """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
-    from moebius.lowering.distribution import nothing_unseen
-    from moebius.lowering.distribution.rendezvous import calling
 
     def again() -> str:
         if not recompiles:
@@ -112,15 +111,39 @@ def in_a_call(
 
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
-        calls.number += begins
-        compiling = torch_private.set_eval_frame(None)  # (torch.compile around this call loses gradients of Sharded)
-        try:
-            with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
-                return run(*args, **kwargs)
-        finally:
-            torch_private.set_eval_frame(compiling)
+        with one_call(calls, options, begins, again):
+            return run(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def one_call(calls: MeshCalls, options: Options, begins: bool, again: Callable[[], str] = str) -> Iterator[None]:
+    from moebius.lowering.distribution import nothing_unseen
+    from moebius.lowering.distribution.rendezvous import calling
+
+    calls.number += begins
+    compiling = torch_private.set_eval_frame(None)  # (torch.compile around this call loses gradients of Sharded)
+    try:
+        with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
+            yield
+    finally:
+        torch_private.set_eval_frame(compiling)
+
+
+def surround(function: types.FunctionType, calls: MeshCalls, options: Options) -> Callable[..., Any] | None:
+    """What stands around the calls of a captured function that run as Python (a debugger's, or with moebius switched
+    off): the ranks' gradients are averaged in those, too."""
+    if options.mesh is None:
+        return None
+
+    def begin(args: tuple, kwargs: dict[str, Any]) -> Callable[[BaseException | None], Any]:
+        average_what_it_reaches(function, options, args, kwargs)
+        around = one_call(calls, options, True)
+        around.__enter__()
+        return lambda error: around.__exit__(None if error is None else type(error), error, None)
+
+    return begin
 
 
 def around(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:

@@ -23,6 +23,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *function, *cold, *dict, *weakrefs;
+    PyObject *around;     /* what stands around a call that runs as Python, or NULL */
     VariantList *list;    /* NULL: none */
     unsigned long long hits, misses;
     int goes_on;          /* `function` gives what is still to be run of a frame */
@@ -215,16 +216,88 @@ say_traced(Entry *entry)
     Py_XDECREF(module);
 }
 
+/* A function of ours, which no trace function sees. Takes over the reference to `args`, which may be NULL. */
+static PyObject *
+call_untraced(PyObject *callable, PyObject *args)
+{
+    if (args == NULL) {
+        return NULL;
+    }
+    PyThreadState *thread = PyThreadState_GET();
+    PyThreadState_EnterTracing(thread);
+    PyObject *result = PyObject_CallObject(callable, args);
+    PyThreadState_LeaveTracing(thread);
+    Py_DECREF(args);
+    return result;
+}
+
+/* (args, kwargs), as Python has them. */
+static PyObject *
+as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    PyObject *positional = PyTuple_New(n), *keywords = PyDict_New();
+    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
+        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
+    }
+    for (Py_ssize_t i = 0; keywords != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
+        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
+            Py_CLEAR(keywords);
+        }
+    }
+    if (positional == NULL || keywords == NULL) {
+        Py_XDECREF(positional);
+        Py_XDECREF(keywords);
+        return NULL;
+    }
+    return Py_BuildValue("(NN)", positional, keywords);
+}
+
+/* As Python. What stands around it is called before and gives what is called afterwards, with the exception or None: no
+   frame of ours is below the function's, for a debugger. */
+static PyObject *
+call_as_python(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    if (entry->around == NULL) {
+        return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+    }
+    PyObject *after = call_untraced(entry->around, as_tuple_and_dict(args, nargsf, kwnames));
+    if (after == NULL) {
+        return NULL;
+    }
+    PyObject *result = PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (kind != NULL) {
+        PyErr_NormalizeException(&kind, &value, &trace);
+        if (trace != NULL) {
+            PyException_SetTraceback(value, trace);
+        }
+    }
+    PyObject *done = call_untraced(after, Py_BuildValue("(O)", value == NULL ? Py_None : value));
+    Py_DECREF(after);
+    if (done == NULL) {
+        Py_CLEAR(result);
+        Py_XDECREF(kind);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return NULL;
+    }
+    Py_DECREF(done);
+    PyErr_Restore(kind, value, trace);
+    return result;
+}
+
 static PyObject *
 call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (mb_disabled) {
-        return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+        return call_as_python(entry, args, nargsf, kwnames);
     }
     if (mb_traced()) {
         say_traced(entry);
         if (!entry->goes_on) {
-            return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+            return call_as_python(entry, args, nargsf, kwnames);
         }
         PyThreadState *thread = PyThreadState_GET();
         PyThreadState_EnterTracing(thread);
@@ -526,10 +599,10 @@ copy_face(Entry *entry)
 static PyObject *
 entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"function", "cold", "goes_on", NULL};
-    PyObject *function, *cold;
+    static char *names[] = {"function", "cold", "goes_on", "around", NULL};
+    PyObject *function, *cold, *around = Py_None;
     int goes_on = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|p:Entry", names, &function, &cold, &goes_on)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|pO:Entry", names, &function, &cold, &goes_on, &around)) {
         return NULL;
     }
     if (!PyCallable_Check(function) || !PyCallable_Check(cold)) {
@@ -543,6 +616,7 @@ entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     entry->vectorcall = entry_vectorcall;
     entry->function = Py_NewRef(function);
     entry->cold = Py_NewRef(cold);
+    entry->around = around == Py_None ? NULL : Py_NewRef(around);
     entry->goes_on = goes_on;
     entry->dict = PyDict_New();
     if (entry->dict == NULL || copy_face(entry) < 0) {
@@ -557,6 +631,7 @@ entry_traverse(Entry *entry, visitproc visit, void *arg)
 {
     Py_VISIT(entry->function);
     Py_VISIT(entry->cold);
+    Py_VISIT(entry->around);
     Py_VISIT(entry->dict);
     if (entry->list != NULL) {
         for (Py_ssize_t i = 0; i < entry->list->n; i++) {
@@ -572,7 +647,7 @@ entry_clear(Entry *entry)
 {
     replace_list(entry, NULL);
     Py_CLEAR(entry->dict);
-    /* `function` and `cold` stay until dealloc: a finalizer may still call this entry. */
+    /* `function`, `cold` and `around` stay until dealloc: a finalizer may still call this entry. */
     return 0;
 }
 
@@ -586,6 +661,7 @@ entry_dealloc(Entry *entry)
     entry_clear(entry);
     Py_CLEAR(entry->function);
     Py_CLEAR(entry->cold);
+    Py_CLEAR(entry->around);
     Py_TYPE(entry)->tp_free((PyObject *)entry);
 }
 
@@ -763,9 +839,11 @@ PyTypeObject mb_Entry_Type = {
     .tp_name = "moebius.hook.native.Entry",
     .tp_basicsize = sizeof(Entry),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_doc = "Entry(function, cold, goes_on=False)\n--\n\n"
+    .tp_doc = "Entry(function, cold, goes_on=False, around=None)\n--\n\n"
               "A callable in front of `function`: runs the first target whose guards hold, else cold(entry, args, kwargs). "
-              "goes_on: `function` is none of the user's, but gives what is still to be run of a frame.",
+              "goes_on: `function` is none of the user's, but gives what is still to be run of a frame. "
+              "around: called with (args, kwargs) before a call that runs as Python; it gives what is called afterwards, with "
+              "the exception or None.",
     .tp_new = entry_new,
     .tp_dealloc = (destructor)entry_dealloc,
     .tp_traverse = (traverseproc)entry_traverse,

@@ -250,7 +250,7 @@ ask(CodeNote *note, PyObject *function)
     if (answer == NULL && !failed) {
         PyErr_WriteUnraisable(callback);
     }
-    else if (answer != NULL && answer != Py_None && note->verdict != SKIPPED && mb_claim_of(note, owner) == NULL) {
+    else if (answer != NULL && answer != Py_None && !mb_is_marked(note) && mb_claim_of(note, owner) == NULL) {
         int attached = -1;
         if (PyCallable_Check(answer)) {
             attached = mb_attach_to(note, owner, function, answer, 0);
@@ -262,7 +262,7 @@ ask(CodeNote *note, PyObject *function)
             PyErr_WriteUnraisable(callback);
         }
     }
-    if (note->verdict != SKIPPED && mb_claim_of(note, owner) == NULL) {    /* else it attached something itself */
+    if (!mb_is_marked(note) && mb_claim_of(note, owner) == NULL) {    /* else it attached something itself */
         mb_clear_note(note, failed ? UNKNOWN : DECLINED);
     }
     Py_XDECREF(answer);
@@ -285,6 +285,12 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
         return pass_on(tstate, frame, throwing);
     }
     CodeNote *note = mb_note_of((PyObject *)code, 0);
+    if (note != NULL && note->verdict == LEFT_ALONE) {
+        HookScope scope = mb_hook_enter(0);
+        PyObject *result = pass_on(tstate, frame, throwing);
+        mb_hook_leave(scope);
+        return result;
+    }
     if (note != NULL ? note->verdict == SKIPPED || note->verdict == DECLINED : mb_frame_callback == NULL) {
         return pass_on(tstate, frame, throwing);
     }

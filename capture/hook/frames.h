@@ -4,7 +4,7 @@
 
 #include "native.h"
 
-typedef enum { UNKNOWN, DECLINED, SKIPPED, ATTACHED } Verdict;
+typedef enum { UNKNOWN, DECLINED, SKIPPED, LEFT_ALONE, ATTACHED } Verdict;    /* LEFT_ALONE: with all that it calls */
 
 /* Whose native code is running: what one captured function makes of a frame is not another's, which has options of its own. */
 typedef unsigned long long Owner;
@@ -26,6 +26,12 @@ typedef struct CodeNote {
 } CodeNote;
 
 extern PyObject *mb_frame_callback;    /* NULL: none */
+
+static inline int
+mb_is_marked(const CodeNote *note)    /* for good */
+{
+    return note->verdict == SKIPPED || note->verdict == LEFT_ALONE;
+}
 
 CodeNote *mb_note_of(PyObject *code, int make);    /* borrowed; NULL without an error if there is none and `make` is 0 */
 void mb_clear_note(CodeNote *note, Verdict verdict);

@@ -101,8 +101,9 @@ class Entry:
 
     A call runs the first target whose program holds, most recently hit first, with the same arguments; no frame is
     built for that and no hook installed. Without one it returns ``cold(entry, args, kwargs)``. While `disable` is in
-    force it calls `function`. goes_on: that is none of the user's, but gives what is still to be run of a frame. It
-    binds like a function and shows the function's name, doc, signature and attributes.
+    force, and under a trace function, it calls `function`. goes_on: that is none of the user's, but gives what is still
+    to be run of a frame. around: called before such a call; it gives what is called afterwards, with the exception or
+    None. It binds like a function and shows the function's name, doc, signature and attributes.
     """
 
     function: Final[Callable[..., Any]]
@@ -115,6 +116,7 @@ class Entry:
         function: Callable[..., Any],
         cold: Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any],
         goes_on: bool = False,
+        around: Callable[[tuple[Any, ...], dict[str, Any]], Callable[[BaseException | None], Any]] | None = None,
     ) -> Entry: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
@@ -251,8 +253,11 @@ def detach(code: Any, /) -> None:
 def mark_skip(code: Any, /) -> None:
     """Never take calls of this code object, function or method."""
 
+def leave_alone(code: Any, /) -> None:
+    """Never take calls of this code object, function or method, nor of what it calls."""
+
 def forget_frames() -> None:
-    """Detach everything and ask again about what was declined; `mark_skip` stays."""
+    """Detach everything and ask again about what was declined; `mark_skip` and `leave_alone` stay."""
 
 def is_hooked() -> bool:
     """Whether the hook is on for this thread."""

@@ -289,6 +289,13 @@ mark_skip(PyObject *module, PyObject *object)
 }
 
 static PyObject *
+leave_alone(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return set_verdict(object, LEFT_ALONE);
+}
+
+static PyObject *
 attached(PyObject *module, PyObject *object)
 {
     (void)module;
@@ -338,6 +345,7 @@ static PyMethodDef methods[] = {
      "*arguments) for every function made from the code."},
     {"detach", detach, METH_O, "detach(code): forget what is attached or decided; the callback is asked again."},
     {"mark_skip", mark_skip, METH_O, "mark_skip(code): never take calls of this code."},
+    {"leave_alone", leave_alone, METH_O, "leave_alone(code): never take calls of this code, nor of what it calls."},
     {"attached", attached, METH_O, "attached(code) -> callable | None, the newest"},
     {"forget_frames", forget_frames, METH_NOARGS,
      "forget_frames(): detach everything and ask again about what was declined; mark_skip stays."},

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -21,13 +22,14 @@ __all__ = [
     "LocalTensor", "LocalTensorMode", "accumulates", "all_to_all_single", "at_end_of_backward", "backward_number",
     "begun_collectives", "by_rank", "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules",
     "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes",
-    "local_tensor", "never_destroy", "parameters_of", "references", "register_group", "same_on_all", "simulated_ranks",
-    "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled", "wait_tensor", "wrapper_tensor",
-    "writes", "written",
+    "local_tensor", "never_destroy", "never_time_out", "parameters_of", "references", "register_group", "same_on_all",
+    "simulated_ranks", "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "uncompiled", "wait_tensor",
+    "wrapper_tensor", "writes", "written",
 ]
 
 all_to_all_single: Any = torch.ops._c10d_functional.all_to_all_single.default
 wait_tensor: Any = torch.ops._c10d_functional.wait_tensor.default
+LONG = timedelta(days=365)
 T = TypeVar("T", bound=torch.Tensor)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,6 +166,15 @@ def never_destroy(group: torch.distributed.ProcessGroup) -> None:
     """A reference that nobody lets go of. gloo's destructor joins the threads of the group: it waits for a collective
     that has not ended until its timeout, and a process that ends so would hold up those that wait for its end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def never_time_out() -> None:
+    """Let the collectives and the look-ups that this process begins from now on wait for as long as it takes."""
+    if not torch.distributed.is_initialized():
+        return
+    for group in [*torch.distributed.distributed_c10d._world.pg_map]:
+        group.set_timeout(LONG)
+    default_store().set_timeout(LONG)
 
 
 def begun_collectives() -> dict[str, tuple[list[int], int]]:

@@ -94,7 +94,7 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytes
         done = subprocess.run(typed, capture_output=True, text=True, cwd=tmp_path, timeout=60)
         return set(done.stdout.split())
 
-    assert {"explain", "doctor", "bench", "help", "plan", "completion"} <= completed("moebius")
+    assert {"explain", "doctor", "bench", "help", "plan", "debug", "completion"} <= completed("moebius")
     assert "train.py" in completed("moebius", "explain")
     assert completed("moebius", "completion") == {"bash", "zsh", "tcsh"}
 

@@ -58,7 +58,7 @@ def in_helper(x: torch.Tensor) -> torch.Tensor:
 def in_disabled(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
     z = away(y)
-    return z.sum()
+    return (z + x).sum()  # (of the caller's variables those are there that are read later)
 
 
 def in_module(x: torch.Tensor) -> torch.Tensor:
@@ -169,3 +169,16 @@ def test_pdb_says_what_it_says_in_plain_python(function: Any, typed: str) -> Non
     plain, captured = (said(one, TYPED[typed]) for one in (function, capture(function)))
     assert any("(Pdb)" in text for text in plain)
     assert captured == plain
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize("function", [in_disabled, behind_a_break, before_a_closure], ids=lambda f: f.__name__)
+def test_a_disabled_function_is_stepped_into_as_it_is(
+    function: Any, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``s`` lands in the function, ``up`` in its caller."""
+    texts = []
+    for disabled in (away, away.__wrapped__):  # type: ignore[attr-defined]
+        monkeypatch.setitem(globals(), "away", disabled)
+        texts.append(said(function, TYPED[typed]))
+    assert texts[0] == texts[1]

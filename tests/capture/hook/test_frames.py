@@ -15,6 +15,7 @@ from moebius.hook import (
     evaluator,
     forget_frames,
     is_hooked,
+    leave_alone,
     mark_skip,
     set_frame_callback,
 )
@@ -215,6 +216,29 @@ def test_mark_skip_attach_detach_attached():
         attach(f, 1)
     with pytest.raises(TypeError):
         set_frame_callback(1)
+
+
+def test_what_is_left_alone_is_so_with_all_that_it_calls():
+    def inner():
+        return "native"
+
+    def pieces():
+        yield inner()
+
+    def alone():
+        return inner(), inner(), list(pieces())
+
+    asked = asking({"inner": lambda: "asked"})
+    leave_alone(alone)
+    assert call_hooked(alone) == ("native", "native", ["native"]) and asked == []
+    forget_frames()
+    assert call_hooked(alone) == ("native", "native", ["native"]) and asked == []
+    leave_alone(pieces)
+    assert call_hooked(lambda: [*pieces(), inner()]) == ["native", "asked"]
+    with pytest.raises(ZeroDivisionError):
+        leave_alone(fails := lambda: 1 / 0)
+        call_hooked(fails)
+    assert call_hooked(inner) == "asked"
 
 
 def test_functions_made_from_one_code_are_kept_apart():
