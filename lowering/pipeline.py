@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moebius.lowering import dead_code, placement
+from moebius.lowering import dead_code, overlap, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.draft import copy_graph
 from moebius.lowering.experts import rewrite, weight_concat
@@ -18,6 +18,7 @@ PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
     dead_code.CONTRACT,
     placement.CONTRACT,
+    overlap.CONTRACT,
     weight_concat.CONTRACT,
     checkpoint.CONTRACT,
     inference.CONTRACT,

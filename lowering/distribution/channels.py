@@ -88,12 +88,15 @@ class Channel(dist.ProcessGroup):
         self, received: Tensor, sent: Tensor, back: list[int], out: list[int], options: Any
     ) -> Waiting:
         traffic.add_rows(self.purpose, sent, out, self.rank())
-        self.group.half |= self.purpose == "dispatch"
-        work = self.group.begin(received, sent, back, out)
+        group = self.group
+        group.half |= self.purpose == "dispatch"
+        group.pending += 1
+        work = group.begin(received, sent, back, out)
 
         def done() -> None:
-            (self.group.meet if self.purpose == "header" else self.group.wait)(work)
-            self.group.half &= self.purpose != "combine"
+            (group.meet if self.purpose == "header" else group.wait)(work)
+            group.pending -= 1
+            group.half &= self.purpose != "combine" or group.pending > 0
 
         return Waiting(done)
 

@@ -181,7 +181,7 @@ class _Send(torch.autograd.Function):
         ctx.save_for_backward(rows_S)
         ctx.ticket = ticket
         if again:
-            rows_S = _meet_again(ticket, rows_S)
+            rows_S = meet_again(ticket, rows_S)
         packed = pack(tensors, rows_S)
         packed = exchange(packed, ticket.sent, ticket.received, "dispatch", ticket.group_name)
         arrived = unpack(packed, tensors)
@@ -212,7 +212,7 @@ class _Return(torch.autograd.Function):
         return None, None, *_Send.apply(ctx.ticket, True, *ctx.saved_tensors, *grads_T)  # a layer's first in backward
 
 
-def _meet_again(ticket: Ticket, rows_S: Tensor) -> Tensor:
+def meet_again(ticket: Ticket, rows_S: Tensor) -> Tensor:
     """Before backward's first exchange, if it was not promised to come without: the ranks compare where they are."""
     if ticket.backward and find_group(ticket.group_name).redeem(ticket.place, same_on_all(ticket.visit)):
         return rows_S
@@ -221,22 +221,34 @@ def _meet_again(ticket: Ticket, rows_S: Tensor) -> Tensor:
     return after(rows_S, meet(nothing_P, ticket.group_name, place, [*ticket.sizes, ticket.visit]))
 
 
-def _sum_rows(t_S: Tensor, rows_S: Tensor, tokens: Any) -> Tensor:
+def zeros_to_add(t_S: Tensor, tokens: Any) -> Tensor:
+    """[tokens, ...]: where rows like these are to be added up, in float32 where their own dtype is narrower."""
     wide = torch.float32 if t_S.dtype in (torch.bfloat16, torch.float16) else t_S.dtype
-    sum_T = torch.zeros((tokens, *t_S.shape[1:]), dtype=wide, device=t_S.device)
-    return sum_T.index_add(0, rows_S, t_S.to(wide)).to(t_S.dtype)
+    return torch.zeros((tokens, *t_S.shape[1:]), dtype=wide, device=t_S.device)
+
+
+def _sum_rows(t_S: Tensor, rows_S: Tensor, tokens: Any) -> Tensor:
+    sum_T = zeros_to_add(t_S, tokens)
+    return sum_T.index_add(0, rows_S, t_S.to(sum_T.dtype)).to(t_S.dtype)
 
 
 def route(
-    index_TK: Tensor, num_experts: int, group_name: str, place: str, form: str, backward: int, owed: int
+    index_TK: Tensor, num_experts: int, group_name: str, place: str, form: str, backward: int, owed: int,
+    chunks: int = 1,
 ) -> tuple[Tensor, Ticket]:
-    """Which rows this rank sends: rows_S (positions in T, by destination, then by token), and how many go where.
-    Collective. form: of the rows. place, backward, owed: as in :func:`meet_to_send`."""
+    """Which rows this rank sends: rows_S (positions in T, by chunk, then by destination, then by token), and how many
+    go where. Collective. form: of the rows. place, backward, owed: as in :func:`begin_meeting`. chunks: of those for
+    each rank, every so-manieth row is in the same chunk (in_flight.py)."""
     ranks, (tokens, top_k) = find_group(group_name).size(), index_TK.shape
     wanted = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=index_TK.device)
     wanted = wanted.scatter(1, owner_of(index_TK, num_experts, ranks).long() + 1, True)  # (column 0: nowhere)
     wanted = wanted.narrow(1, 1, ranks)
-    rows_S = wanted.t().nonzero().select(1, 1)
+    to_S, rows_S = wanted.t().nonzero().unbind(1)
+    if chunks > 1:
+        sent_P = wanted.sum(0)
+        place_S = torch.ones_like(to_S).cumsum(0) - 1 - (sent_P.cumsum(0) - sent_P).index_select(0, to_S)
+        rows_S = rows_S.index_select(0, torch.sort(place_S % chunks, stable=True)[1])
+        form = f"{form} in {chunks} chunks"
     where = f"{place.replace('%', '%%')}, rows of {form} (%s experts, top %s)"
     sizes = [num_experts, top_k]
     told = meet(wanted.sum(0), group_name, where, sizes, backward, owed).tolist()

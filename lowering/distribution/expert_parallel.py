@@ -9,12 +9,13 @@ Letters: T tokens, K slots a token, D model width, E experts, U rows (tokens) re
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebius.lowering.distribution import exchange
+from moebius.lowering.distribution import exchange, in_flight
 
 
 def dispatch(
@@ -28,17 +29,27 @@ def dispatch(
     token_R (the received row that each slot belongs to), rows_S and the ticket.
     """
     held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
-    form = ", ".join(f"{str(t.dtype)[6:]}{' with gradients' * t.requires_grad}" for t in held)
-    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, form, backward, owed)
-    x_UD, index_UK, *weights = exchange.send_rows(held, rows_S, ticket)
-    ranks, top_k, flat = len(ticket.sent), index_TK.shape[1], index_UK.reshape(-1).long()
+    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed)
+    return *_by_expert(exchange.send_rows(held, rows_S, ticket), ticket, num_experts), rows_S, ticket
+
+
+def _form(held: list[Tensor]) -> str:
+    return ", ".join(f"{str(t.dtype)[6:]}{' with gradients' * t.requires_grad}" for t in held)
+
+
+def _by_expert(
+    arrived: Sequence[Tensor], ticket: exchange.Ticket, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """x_RD, expert_R1, weight_R1 and token_R of :func:`dispatch`, of the rows that arrived."""
+    x_UD, index_UK, *weights = arrived
+    ranks, top_k, flat = len(ticket.sent), index_UK.shape[1], index_UK.reshape(-1).long()
     slot_R = (exchange.owner_of(flat, num_experts, ranks) == ticket.own).nonzero().select(1, 0)
     expert_R, order = torch.sort(flat.index_select(0, slot_R) - ticket.own * -(-num_experts // ranks), stable=True)
     slot_R = slot_R.index_select(0, order)
     token_R, weight_R1 = slot_R // top_k, None
     for weight_UK in weights:
         weight_R1 = weight_UK.index_select(0, token_R).gather(1, (slot_R % top_k).unsqueeze(1))
-    return x_UD.index_select(0, token_R), expert_R.unsqueeze(1), weight_R1, token_R, rows_S, ticket
+    return x_UD.index_select(0, token_R), expert_R.unsqueeze(1), weight_R1, token_R
 
 
 def outline(x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None) -> tuple[Any, ...]:
@@ -51,9 +62,51 @@ def outline(x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None) -> tuple[A
 
 def combine(y_RD: Tensor, token_R: Tensor, rows_S: Tensor, ticket: exchange.Ticket) -> Tensor:
     """Send results home and add them up: out_TD, of this rank's tokens. Collective."""
-    wide = torch.float32 if y_RD.dtype in (torch.bfloat16, torch.float16) else y_RD.dtype
-    y_UD = torch.zeros((sum(ticket.received), y_RD.shape[1]), dtype=wide, device=y_RD.device)
-    return exchange.return_rows(y_UD.index_add(0, token_R, y_RD.to(wide)).to(y_RD.dtype), rows_S, ticket)
+    return exchange.return_rows(_by_token(y_RD, token_R, sum(ticket.received)), rows_S, ticket)
+
+
+def _by_token(y_RD: Tensor, token_R: Tensor, rows: Any) -> Tensor:
+    """[U, D]: the sum of each received row's results."""
+    y_UD = exchange.zeros_to_add(y_RD, rows)
+    return y_UD.index_add(0, token_R, y_RD.to(y_UD.dtype)).to(y_RD.dtype)
+
+
+# The same in chunks, with exchanges that are begun and waited for: overlap.py writes them into the graph.
+
+
+def start_dispatch(
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str,
+    backward: int, owed: int, chunks: int,
+) -> tuple[in_flight.Chunked, Tensor]:
+    """Begin to send this rank's tokens to their experts' ranks, in so many exchanges; what the others take. Collective.
+    Arguments are those of :func:`dispatch`."""
+    held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
+    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed, chunks)
+    layer = in_flight.Chunked(ticket, chunks, num_experts, held)
+    in_flight.start_dispatch(held, rows_S, layer)
+    return layer, rows_S
+
+
+def wait_dispatch(
+    sent: tuple[in_flight.Chunked, Tensor], chunk: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """x_RD, expert_R1, weight_R1 and token_R of a chunk: what :func:`dispatch` gives."""
+    layer, _ = sent
+    return _by_expert(in_flight.wait_dispatch(layer, chunk), layer.ticket, layer.num_experts)
+
+
+def start_combine(
+    sent: tuple[in_flight.Chunked, Tensor], chunk: int, y_RD: Tensor, token_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Begin to send a chunk's results home; what :func:`wait_combine` takes. Collective."""
+    layer, _ = sent
+    rows = sum(layer.part(layer.ticket.received, chunk))
+    return in_flight.start_combine(layer, chunk, _by_token(y_RD, token_R, rows))
+
+
+def wait_combine(sent: tuple[in_flight.Chunked, Tensor], *coming: tuple[Tensor, Tensor]) -> Tensor:
+    """out_TD, of this rank's tokens, once all chunks' results are here."""
+    return in_flight.wait_combine(*sent, coming)
 
 
 def own_experts(weight_E: Tensor, group_name: str) -> Tensor:

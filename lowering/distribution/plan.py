@@ -20,6 +20,8 @@ class Plan:
     parameters: the split parameters, as their sources read in the captured graph, with (experts in all, on a rank).
     regions: the shapes of the expert regions, as far as they are known (sizes that vary from call to call are not).
     data_ranks: over so many ranks, beside those that share the experts, gradients of experts are averaged too.
+    chunks: rows travel in so many, the exchange of one while another's experts compute (overlap.py); 1: nothing
+    overlaps. ``moebius plan`` prints how many pay. The same on all ranks.
     """
 
     axis: str | int = 0
@@ -27,6 +29,7 @@ class Plan:
     regions: list[RegionShape] = field(default_factory=list)
     ranks: int = 1  # set from the mesh
     data_ranks: int = 1  # likewise
+    chunks: int = 1
 
     def axis_index(self, mesh: Any) -> int:
         """The number of the plan's axis in this mesh. Raises DistributionError where it has no such axis."""
@@ -51,6 +54,7 @@ class Plan:
         lines = [
             f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}), each with its own part of the batch;"
             f" gradients are averaged over {self.ranks * self.data_ranks} ranks"
+            + f"; rows in {self.chunks} chunks" * (self.chunks > 1)
         ]
         for source, (experts, here) in self.parameters.items():
             idle = self.ranks - -(-experts // here)
@@ -71,6 +75,8 @@ def resolve_plan(plan: Any, mesh: Any) -> Plan:
         plan = Plan(axis=choose_axis(mesh))
     elif not isinstance(plan, Plan):
         raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
+    if type(plan.chunks) is not int or plan.chunks < 1:
+        raise DistributionError(f"the plan's chunks={plan.chunks!r}: use a number of 1 or more")
     axis = plan.axis_index(mesh)
     others = data_axes(mesh, axis)
     data_ranks = prod(mesh.size(i) for i in others)

@@ -116,10 +116,11 @@ class ProcessGroup:
     """The ranks that share the experts of a layer, over torch.distributed. name: the same on all of them. meetings: how
     many there were, the same on all of them too. processes: of its ranks, as far as they have told, each asked for
     once. visits: of each place that backward undoes. promised: the visits whose backward comes without a meeting, as
-    all ranks have the same graph for it, and has not come yet. half: rows went out, and their results have not come
-    back. left: where this rank failed then, and others may wait for it."""
+    all ranks have the same graph for it, and has not come yet. pending: exchanges that were begun and not waited for.
+    half: rows went out, and their results have not come back. left: where this rank failed then, and others may wait
+    for it."""
 
-    half, left = False, ""
+    half, pending, left = False, 0, ""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
@@ -233,7 +234,7 @@ class ProcessGroup:
         self.announce(f"rank {dist.get_rank()} came to {words}")
         if set(told := self.tell(words, "left/")) != {words}:
             raise RanksDisagreeError(f"the ranks have come to different places: {said(told)}. {RULE}")
-        self.half, self.left = False, ""
+        self.half, self.pending, self.left = False, 0, ""
         self.announce("")
 
     def tell(self, words: str, kind: str = "") -> list[str]:
@@ -245,6 +246,8 @@ class ProcessGroup:
         """Tell the ranks of the group that this one has failed, or, without words, that it goes on all the same."""
         if words and self.half:
             self.left = f"the rest of {self.place}"
+        if words and self.pending:
+            never_destroy(self.group)
         if words or self.announced:
             default_store().set(self.key("failed"), f"{self.meetings} {words}")
         self.announced = bool(words)

@@ -198,12 +198,10 @@ class Predictor:
                           if task.on == schedule.LINK and task.name.startswith(starts))
                 for name, starts in (("dispatch", ("dispatch", "results")), ("combine", ("combine", "tokens")))}
         hidden = sum(n * schedule.hidden(tasks) for n, tasks in zip(times, layer, strict=True))
-        # what is sent beside rows: counts before forward and backward; indices and weights there, weights' gradients
-        # back, each an exchange of its own
-        small = 5 * links.all_to_all(cluster, group, 0.0, 0.0) * plan.chunks * sum(times) / 2
+        counts = links.all_to_all(cluster, group, 0.0, 0.0) * times[0]  # before forward; backward needs none
         return [
             *(Term(name, "communication", own, hidden * own / sum(sent.values())) for name, own in sent.items()),
-            Term("counts and routing weights", "communication", small),
+            Term("counts", "communication", counts),
         ]
 
     def _weights(self, plan: Candidate, count: int) -> list[Term]:

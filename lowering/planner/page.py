@@ -170,6 +170,8 @@ def how(cost: Cost) -> str:
     options = []
     if job.cluster.ranks > 1:
         options.append(f'mesh=init_device_mesh("cuda", ({plan.data}, {plan.expert}), mesh_dim_names=("dp", "ep"))')
+    if plan.chunks > 1:
+        options.append(f'plan=Plan("ep", chunks={plan.chunks})')
     if plan.save in ("fp8", "recompute"):
         options.append(f'save="{plan.save}"')
     if plan.precision != base_precision(job.cluster.device):

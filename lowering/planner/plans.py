@@ -105,6 +105,4 @@ class Candidate:
             found.append("experts placed by their load" + f", {self.replicas} more on each rank" * (self.replicas > 0))
         if self.once:
             found.append("gradients averaged once a step")
-        if self.chunks > 1:
-            found.append(f"exchanges behind products, in {self.chunks} chunks")
         return tuple(found)

@@ -54,14 +54,12 @@ def forward(chunks: int, dispatch: float, products: float, combine: float, filli
 
 
 def backward(chunks: int, combine: float, products: float, dispatch: float, filling: float = 0.0) -> list[Task]:
-    """The way back: gradients of results out, gradients of tokens home. Half of the products are gradients of weights,
-    for which nothing waits: they come when the device would be idle."""
-    tasks = [Task(one.name.replace("dispatch", "results' gradients").replace("combine", "tokens' gradients"), one.on,
-                  one.seconds, tuple(name.replace("dispatch", "results' gradients") for name in one.after))
-             for one in forward(chunks, combine, products / 2, dispatch, filling)]
-    later = [Task(f"gradients of weights {i}", DEVICE, products / 2 / chunks, (f"results' gradients {i}",))
-             for i in range(chunks)]
-    return [*tasks, *later] if chunks > 1 else one_by_one([tasks[0], *later, *tasks[1:]])
+    """The way back: gradients of results out, gradients of tokens home."""
+    def called(name: str) -> str:
+        return name.replace("dispatch", "results' gradients").replace("combine", "tokens' gradients")
+
+    return [replace(task, name=called(task.name), after=tuple(map(called, task.after)))
+            for task in forward(chunks, combine, products, dispatch, filling)]
 
 
 def one_by_one(tasks: Sequence[Task]) -> list[Task]:

@@ -79,8 +79,8 @@ def simplest(costs: Sequence[Cost], within: float = 0.01) -> list[Cost]:
     return sorted(best.values(), key=lambda cost: cost.step)
 
 
-def _needs(cost: Cost) -> tuple[int, int, float]:
-    return len(cost.plan.missing()), SAVES.index(cost.plan.save), cost.memory.total
+def _needs(cost: Cost) -> tuple[int, int, int, float]:
+    return len(cost.plan.missing()), cost.plan.chunks, SAVES.index(cost.plan.save), cost.memory.total
 
 
 def lightest(job: Job, running: bool, precisions: Sequence[str] = ()) -> Cost:
@@ -185,6 +185,8 @@ def describe_change(other: Candidate, plan: Candidate) -> str:
     if other.save != plan.save:
         parts.append({"default": "saving X and H", "fp8": "H in fp8", "recompute": "saving X alone",
                       "layers": "each layer run again"}[other.save])
+    if other.chunks != plan.chunks:
+        parts.append(f"{other.chunks} chunk{'s' if other.chunks > 1 else ''}")
     if other.precision != plan.precision:
         parts.append(other.precision)
     return ", ".join(parts) or "the same plan"

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 from moebius import capture
-from moebius.lowering.distribution import RanksDisagreeError, Sharded, traffic
+from moebius.lowering.distribution import Plan, RanksDisagreeError, Sharded, traffic
 
 D = 8
 
@@ -31,15 +31,15 @@ def step(model, optimizer, batches):
     return loss.detach()
 
 
-def on_mesh(backend):
+def on_mesh(backend, chunks=1):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
-    return capture(step, mesh=mesh, backend=backend)
+    return capture(step, mesh=mesh, backend=backend, plan=Plan("ep", chunks=chunks))
 
 
-def train(backend, tokens):
+def train(backend, tokens, chunks):
     generator = torch.Generator().manual_seed(1)
     plain, spread = build(), build()
-    captured = on_mesh(backend)
+    captured = on_mesh(backend, chunks)
     for _ in range(3):
         batches = [torch.randn(count, D, generator=generator, dtype=torch.float64) for count in tokens]
         step(*plain, batches)
@@ -50,9 +50,10 @@ def train(backend, tokens):
 
 
 @pytest.mark.share(1)
+@pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("backend, tokens", [("aot_eager", [5, 9]), ("inductor", [5, 9]), ("aot_eager", [7, 1])])
-def test_trains_as_one_process(on_new_ranks, backend, tokens):
-    on_new_ranks(2, train, backend, tokens)
+def test_trains_as_one_process(on_new_ranks, backend, tokens, chunks):
+    on_new_ranks(2, train, backend, tokens, chunks)
 
 
 def graphs():

@@ -10,13 +10,27 @@ from hypothesis import strategies as st
 from moebius.kernels import experts
 from moebius.lowering.distribution import RanksDisagreeError, RegionShape, bytes_for, traffic
 from moebius.lowering.distribution.exchange import own_experts, pad_experts, reached_experts, remember_group
-from moebius.lowering.distribution.expert_parallel import combine, dispatch
+from moebius.lowering.distribution.expert_parallel import (
+    combine,
+    dispatch,
+    start_combine,
+    start_dispatch,
+    wait_combine,
+    wait_dispatch,
+)
 from moebius.lowering.planner.traffic import chunk_span
 
 WIDTH, EXPERT_WIDTH = 6, 5
 
 
-def spread(x, gate_up_L, down_L, index, weight, num_experts, group, **options):
+def spread(x, gate_up_L, down_L, index, weight, num_experts, group, chunks=1, **options):
+    if chunks > 1:
+        sent, coming = start_dispatch(x, index, weight, num_experts, group, "experts", 0, 0, chunks), []
+        for chunk in range(chunks):
+            x_RD, expert_R1, weight_R1, token_R = wait_dispatch(sent, chunk)
+            y_RD = experts(x_RD, gate_up_L, down_L, expert_R1, weight_R1, **options)
+            coming.append(start_combine(sent, chunk, y_RD, token_R))
+        return wait_combine(sent, *coming)
     x_RD, expert_R1, weight_R1, *ticket = dispatch(x, index, weight, num_experts, group)
     return combine(experts(x_RD, gate_up_L, down_L, expert_R1, weight_R1, **options), *ticket)
 
@@ -33,7 +47,7 @@ def rows_between_ranks(indices, num_experts):
     return counts
 
 
-def check_layer(indices, top_k, num_experts, dtype, weighted, seed):
+def check_layer(indices, top_k, num_experts, dtype, weighted, seed, chunks=1):
     """One layer, forward and backward, each rank with its own tokens, against the same operator on whole weights in
     this process: of this rank's tokens, and, for the weights' gradients, of all ranks' tokens."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -57,7 +71,7 @@ def check_layer(indices, top_k, num_experts, dtype, weighted, seed):
         experts(x[r], gate_up, down, index[r], weight[r] if weighted else None) for r in range(ranks)
     ]
     traffic.reset()
-    found = spread(mine[0], *own, index[rank], mine[1] if weighted else None, num_experts, group)
+    found = spread(mine[0], *own, index[rank], mine[1] if weighted else None, num_experts, group, chunks)
     torch.autograd.backward(expected, grad)
     found.backward(grad[rank])
 
@@ -94,10 +108,10 @@ def routings(draw, ranks):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_generated_routings_match_one_process(on_ranks, ranks):
     @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(routings(ranks), st.booleans())
-    def check(routing, weighted):
+    @given(routings(ranks), st.booleans(), st.integers(1, 4))
+    def check(routing, weighted, chunks):
         indices, top_k, num_experts = routing
-        on_ranks(ranks, check_layer, indices, top_k, num_experts, torch.float64, weighted, len(indices[0]))
+        on_ranks(ranks, check_layer, indices, top_k, num_experts, torch.float64, weighted, len(indices[0]), chunks)
 
     check()
 

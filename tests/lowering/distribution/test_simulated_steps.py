@@ -107,8 +107,8 @@ def of_rank(value, rank):
 class Simulation:
     """So many ranks and one process, from the same weights."""
 
-    def __init__(self, dp, ep, E, recompute=False):
-        self.ranks, self.run = dp * ep, capture(step, mesh=mesh_of(dp, ep))
+    def __init__(self, dp, ep, E, recompute=False, chunks=1):
+        self.ranks, self.run = dp * ep, capture(step, mesh=mesh_of(dp, ep), plan=distribution.Plan("ep", chunks=chunks))
         self.mode, self.one = LocalTensorMode(self.ranks), build(E)
         with self.mode:
             self.ours = build(E, recompute)
@@ -156,10 +156,11 @@ def test_sixty_four_ranks_equal_one_process():
     assert time.process_time() - start < 60
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("way", ["plain", "two backward passes", "recomputed", "by tokens"])
-def test_ways_to_train(way):
+def test_ways_to_train(way, chunks):
     with fake_group(4):
-        many = Simulation(2, 2, 5, way == "recomputed")
+        many = Simulation(2, 2, 5, way == "recomputed", chunks)
         generator = torch.Generator().manual_seed(2)
         for sizes in ([3, 5, 2, 4], [4, 0, 1, 6]):
             many.train(draw(generator, sizes, 5), way == "by tokens", 1 + (way == "two backward passes"))
@@ -190,7 +191,7 @@ def test_a_tensor_that_is_not_of_all_ranks_is_told():
             capture(step, mesh=mesh_of(1, 2))(*ours, parts, 1.0, False)
 
 
-def captured_by(ranks, rank, E, monkeypatch, data="dp"):
+def captured_by(ranks, rank, E, monkeypatch, data="dp", chunks=1):
     """The text of the graph that one rank captures, and how many experts it has. data: another name for each of two
     equal meshes, as DTensor remembers the first one's groups."""
     graphs = []
@@ -202,16 +203,18 @@ def captured_by(ranks, rank, E, monkeypatch, data="dp"):
     with fake_group(ranks, rank), monkeypatch.context() as patch:
         patch.setattr(distribution, "place", place)
         model, optimizer = build(E)
-        run = capture(step, mesh=mesh_of(2, ranks // 2, data))
+        run = capture(step, mesh=mesh_of(2, ranks // 2, data), plan=distribution.Plan("ep", chunks=chunks))
         for sizes in ([5], [7]):
             run(model, optimizer, draw(torch.Generator(), sizes, E), 1.0, False)
         assert stats(run).breaks == 0
         return str(graphs[-1].graph).replace(f"{data} of ", "dp of "), len(model.blocks[0].experts.gate_up.local)
 
 
-def test_graphs_are_the_same_text_on_all_ranks_and_as_long_for_a_thousand(monkeypatch):
-    few, here = captured_by(8, 0, 9, monkeypatch)
-    last, there = captured_by(8, 7, 9, monkeypatch, "data")
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_graphs_are_the_same_text_on_all_ranks_and_as_long_for_a_thousand(monkeypatch, chunks):
+    few, here = captured_by(8, 0, 9, monkeypatch, "dp", chunks)
+    last, there = captured_by(8, 7, 9, monkeypatch, "data", chunks)
     assert few == last and (here, there) == (3, 0)
-    many, _ = captured_by(1024, 0, 9, monkeypatch)
+    assert few.count("expert_parallel.start_combine]") == (0 if chunks == 1 else 2 * chunks)
+    many, _ = captured_by(1024, 0, 9, monkeypatch, "dp", chunks)
     assert len(many.splitlines()) == len(few.splitlines())

@@ -39,14 +39,6 @@ def test_where_communication_and_products_are_equal_three_quarters_are_left(way)
         assert schedule.length(way(chunks, 0.5, 1.0, 0.5)) <= most * 2.0
 
 
-def test_gradients_of_weights_fill_the_wait_for_the_link():
-    """With them in the way of the tokens' gradients, the same layer takes longer."""
-    tasks = schedule.backward(2, 1.0, 2.0, 1.0)
-    together = [schedule.Task(t.name, t.on, t.seconds * (2 if t.name.startswith("experts") else 1), t.after)
-                for t in tasks if not t.name.startswith("gradients of weights")]
-    assert schedule.length(tasks) < schedule.length(together)
-
-
 def test_what_waits_for_itself_is_refused():
     with pytest.raises(ValueError, match="never"):
         schedule.run([schedule.Task("a", schedule.LINK, 1.0, ("a",))])
