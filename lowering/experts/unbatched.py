@@ -41,17 +41,19 @@ def without_vmap(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
     if transform != VMAP or options or len(args) < 4:
         raise NotBatched
     in_dims, out_dims, _, chunks, *given = args
-    if chunks is not None or type(out_dims) is not int or out_dims != 0:
+    if chunks is not None or type(out_dims) is not int:
         raise NotBatched
-    return Written(node, body).leaves(mapped_leaves(given, in_dims), list(captures))
+    written = Written(node, body)
+    found = written.leaves(mapped_leaves(given, in_dims), list(captures))
+    return [(written.turned(leaf, 0, out_dims), product) for leaf, product in found]
 
 
-def mapped_leaves(given: Any, dims: Any) -> list[tuple[fx.Node, bool]]:
-    """The tensors of the arguments, in the order of ``leaves_of``, and whether each is mapped over."""
+def mapped_leaves(given: Any, dims: Any) -> list[tuple[fx.Node, int | None]]:
+    """The tensors of the arguments, in the order of ``leaves_of``, and the axis over which each is mapped."""
     if isinstance(given, fx.Node):
-        if dims is not None and (type(dims) is not int or dims != 0):
+        if dims is not None and type(dims) is not int:
             raise NotBatched
-        return [(given, dims is not None)]
+        return [(given, dims)]
     if isinstance(given, tuple | list | dict):
         keys = list(given) if isinstance(given, dict) else range(len(given))
         own = {key: dims[key] if isinstance(dims, tuple | list | dict) else dims for key in keys}
@@ -71,13 +73,14 @@ class Written:
         self.values: dict[fx.Node, Mapped] = {}
         self.product: fx.Node | None = None
 
-    def leaves(self, given: list[tuple[fx.Node, bool]], captures: list[Any]) -> list[tuple[fx.Node, fx.Node]]:
-        operands = [*given, *((one, False) for one in captures)]
+    def leaves(self, given: list[tuple[fx.Node, int | None]], captures: list[Any]) -> list[tuple[fx.Node, fx.Node]]:
+        operands = [*given, *((one, None) for one in captures)]
         places = list(self.body.find_nodes(op="placeholder"))
         if len(places) != len(operands):
             raise NotBatched
-        for place, (outer, mapped) in zip(places, operands, strict=True):
-            self.values[place] = Mapped(outer, mapped, len(shape_of(outer) or ()) - mapped)
+        for place, (outer, dim) in zip(places, operands, strict=True):
+            moved = outer if dim is None else self.turned(outer, dim, 0)
+            self.values[place] = Mapped(moved, dim is not None, len(shape_of(outer) or ()) - (dim is not None))
         for node in self.body.nodes:
             if node.op == "output":
                 results: Any = node.args[0]
@@ -109,6 +112,13 @@ class Written:
         if call.name in PRODUCTS:
             return Mapped(self.multiplied(call), True, rank)
         return Mapped(self.view(node, call), True, rank)
+
+    def turned(self, node: fx.Node, dim: int, to: int) -> fx.Node:
+        """The tensor with one axis at another place."""
+        rank = len(shape_of(node) or ())
+        order = [axis for axis in range(rank) if axis != dim % rank]
+        order.insert(to % rank, dim % rank)
+        return node if order == sorted(order) else self.call(torch.permute, node, tuple(order))
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return add_call(self.graph, self.at, target, *args, **kwargs)
