@@ -311,6 +311,7 @@ declare("rms_norm", "input, normalized_shape, weight=None, eps=None", [functiona
 declare("linear", "input, weight, bias=None", [functional.linear])
 declare("matmul", "input, other", [torch.matmul, torch.mm, operator.matmul], ["matmul", "mm", "__matmul__"])
 declare("addmm", "bias, input, other, *, beta=1, alpha=1", [torch.addmm], ["addmm"])
+declare("addcmul", "input, tensor1, tensor2, *, value=1", [torch.addcmul], ["addcmul"])
 declare("grouped_mm", "input, mat2, offs=None, bias=None, out_dtype=None", existing(torch, "_grouped_mm"))
 declare(
     "grouped_mm", "mat_a, mat_b, *, offs=None, bias=None, out_dtype=None", existing(functional, "grouped_mm")

@@ -58,6 +58,8 @@ def parameter_of(node: fx.Node, gathered: bool = False) -> Weight | None:
         call = read_call(node)
         if call is None:
             return None
+        if call.name == "stack" and call["dim"] == 0 and all(one.op == "placeholder" for one in call["tensors"]):
+            break  # of each expert's own
         if gathered_with(node) is not None:
             gathered = True
         elif call.name not in VIEWS and not (call.name == "getitem" and keeps_all(call["index"])):

@@ -274,6 +274,10 @@ class Batched(Builder):
                 dims.append(axis)
             else:
                 dims.append(origin(split.rows, dim))
+        named = {split.inner, *(letter for letter, axis in split.letters.items() if axis is not None)}
+        alone = [dim for dim, letter in enumerate(split.rows_letters) if letter not in named]
+        if alone and all(axis.key == "experts" for axis in dims if isinstance(axis, Axis)):  # one token
+            dims[alone[0]] = origin(split.rows, alone[0])
         return tuple(dims)
 
     # Weights and other tensors that are given -------------------------------------------------------------------------

@@ -51,9 +51,10 @@ def dense_chains(graph: fx.Graph) -> list[list[fx.Node]]:
     """Additions of scaled rows, each to the result of the one before, two or more; each of the same line."""
     chains: dict[Any, list[fx.Node]] = {}
     found: list[list[fx.Node]] = []
+    dead: set[fx.Node] | None = None
     for node in graph.nodes:
         parts = added(node)
-        if parts is None:
+        if parts is None or node in (dead := unread(graph) if dead is None else dead):
             continue
         line, base = node.meta.get("where"), parts[0]
         inplace = writes_base(node)
@@ -66,6 +67,15 @@ def dense_chains(graph: fx.Graph) -> list[list[fx.Node]]:
         chain.append(node)
         chains[base if inplace else node, line] = chain
     return [chain for chain in found if len(chain) >= 2]
+
+
+def unread(graph: fx.Graph) -> set[fx.Node]:
+    """What nobody sees the value of: a statement, say, that stands in a plainer form beside it."""
+    found = set[fx.Node]()
+    for node in reversed(graph.nodes):
+        if node.op not in ("placeholder", "output") and found.issuperset(node.users) and is_pure(node):
+            found.add(node)
+    return found
 
 
 def writes_base(node: fx.Node) -> bool:
@@ -143,7 +153,7 @@ class DenseSum:
         if self.result.target is operator.getitem and isinstance(total, fx.Node):
             self.result.replace_all_uses_with(total)
             self.result.graph.erase_node(self.result)
-        return [] if self.inplace else [self.last]
+        return [] if self.place in self.inplace else [self.place if self.inplace else self.last]
 
 
 def unmasked(part: fx.Node, storage: Storage) -> fx.Node:
@@ -158,27 +168,31 @@ def unmasked(part: fx.Node, storage: Storage) -> fx.Node:
 
 
 class Chain(DenseSum):
-    """Additions, each to the result of the one before."""
+    """Additions, each to the result of the one before. whole: what the first adds to is an expert's as well."""
 
-    def __init__(self, nodes: list[fx.Node]):
+    def __init__(self, nodes: list[fx.Node], whole: bool = False):
         super().__init__(nodes[0], nodes[-1])
-        self.nodes = nodes
+        self.nodes, self.whole = nodes, whole
 
     def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:
         """Raises Differ also where additions in place may be seen by others."""
         found = [parts for parts in map(added, self.nodes) if parts is not None]
         base, first, inplace = found[0][0], self.nodes[0], [writes_base(node) for node in self.nodes]
-        if all(inplace):
-            self.inplace = self.nodes
-            self.check_unseen(base, storage)
+        if all(inplace[1:]):  # (``y = 0``, ``y += rows``: the first of them makes the tensor)
+            self.inplace = self.nodes if inplace[0] else self.nodes[1:]
+            self.check_unseen(base if inplace[0] else first, storage)
         elif any(inplace):
             raise Differ("some iterations add in place and others do not", first)
         elif first in computed_of([found[1][1]], lambda node: [one for one in node.all_input_nodes if not one < first]):
             raise NoExperts("what is added is made of the sum: layers one after another", first)
         for before, after in itertools.pairwise(self.nodes):
-            if not all(inplace) and (others := [user for user in before.users if user is not after]):
+            others = [user for user in before.users if user is not after]
+            if not self.inplace and (others := [user for user in others if user not in unread(user.graph)]):
                 raise Differ(f"{target_name(others[0])} reads the sum between the iterations", others[0])
-        return base if isinstance(base, fx.Node) else None, [rows for _, rows in found]
+        rows = [rows for _, rows in found]
+        if self.whole and isinstance(base, fx.Node):
+            return None, [base, *rows]
+        return base if isinstance(base, fx.Node) else None, rows
 
     def check_unseen(self, total: fx.Node, storage: Storage) -> None:
         """Who reads the sum reads all of it."""
@@ -280,6 +294,9 @@ class Sparse:
             computed = self.on_rows(rows, token, table)
             weight = self.call(operator.getitem, gate.weight, (token, slot, None))
             product = self.call(torch.mul, computed, weight)
+            (own, given) = (tensor_of(node) for node in (parts[0], product))
+            if own is not None and given is not None and own.dtype != given.dtype:  # (a plain sum promotes)
+                product = self.call("to", product, own.dtype)
             result = self.call(torch.index_add, parts[0], 0, token, product)
         output.args = ((result,),)
         body.eliminate_dead_code()
@@ -449,7 +466,7 @@ class Sparse:
         return Gate(self.builder.capture(gates), self.builder.capture(index))
 
     def summed(self, column: fx.Node) -> Gate | None:
-        """``(weight * (index == e)).sum(-1, keepdim=True)``."""
+        """``(weight * (index == e)).sum(-1, keepdim=True)``, in whatever way the others are left out."""
         vector = column_of(column)
         call = read_call(column if vector is None else vector)
         if call is None or call.name != "sum" or call["keepdim"] is not (vector is None) or call.args.get("dtype"):
@@ -457,17 +474,12 @@ class Sparse:
         dim = one_of(call["dim"])
         if not isinstance(dim, int) or dim not in (-1, 1):
             return None
-        product = read_call(call["input"])
-        if product is None or product.name != "mul" or product.op.inplace:
-            return None
-        pair = (product["input"], product["other"])
-        for weight, chosen in (pair, pair[::-1]):
-            index = self.chosen(chosen)
-            if index is not None and isinstance(weight, fx.Node) and weight in self.outer:
-                value = tensor_of(weight)
-                if value is not None and value.dtype.is_floating_point:
-                    return Gate(weight, index)
-        return None
+        one = masked(call["input"], column=False)
+        index = None if one is None else self.chosen(one.condition, one.kept)
+        weight = None if one is None else self.lifted(one.rows)
+        value = tensor_of(weight)
+        floating = value is not None and value.dtype.is_floating_point
+        return Gate(weight, index) if weight is not None and index is not None and floating else None
 
     def chosen(self, node: Any, kept: bool = True) -> fx.Node | None:
         """index of ``index == e``, cast or not; of its opposite, if not ``kept``."""

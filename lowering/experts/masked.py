@@ -33,27 +33,35 @@ class Masked:
     kept: bool
 
 
-def masked(node: Any) -> Masked | None:
-    """``torch.where(condition, rows, 0)``, ``torch.where(condition, 0, rows)`` and ``rows.masked_fill(condition, 0)``,
-    of a condition that has one element for each row."""
+def masked(node: Any, column: bool = True) -> Masked | None:
+    """``torch.where(condition, rows, 0)``, ``torch.where(condition, 0, rows)``, ``rows.masked_fill(condition, 0)`` and
+    ``rows * condition``. column: of a condition that has one element for each row; else as many as the rows have."""
     call = read_call(node)
-    if call is None or call.op.inplace or call.name not in ("where", "masked_fill"):
+    if call is None or call.op.inplace or call.name not in ("where", "masked_fill", "mul"):
         return None
     if call.name == "masked_fill":
-        condition, pairs = call["mask"], [(call["input"], call["value"], False)]
+        tries = [(call["input"], call["mask"], call["value"], False)]
+    elif call.name == "mul":
+        pair = call["input"], call["other"]
+        tries = [(rows, uncast(mask), 0, True) for rows, mask in (pair, pair[::-1])]
     else:
-        condition = call["condition"]
-        pairs = [(call["input"], call["other"], True), (call["other"], call["input"], False)]
-    for rows, other, kept in pairs:
-        if not (isinstance(rows, fx.Node) and isinstance(condition, fx.Node) and is_zero(other)):
+        condition, one, other = call["condition"], call["input"], call["other"]
+        tries = [(one, condition, other, True), (other, condition, one, False)]
+    for rows, condition, other, kept in tries:
+        a, b, c = (tensor_of(one) if isinstance(one, fx.Node) else None for one in (node, rows, condition))
+        if a is None or b is None or c is None or c.dtype is not torch.bool or a.dtype != b.dtype:
             continue
-        a, b = tensor_of(node), tensor_of(rows)
-        if a is None or b is None or a.dtype != b.dtype or not same_shape(shape_of(node), shape_of(rows)):
-            return None
-        c = tensor_of(condition)
-        column = c is not None and c.dtype == torch.bool and c.dim() == b.dim() > 1 and same_size(c.shape[-1], 1)
-        return Masked(node, rows, condition, kept) if column else None
+        if not is_zero(other) or c.dim() != b.dim() or not same_shape(shape_of(node), shape_of(rows)):
+            continue
+        if b.dim() > 1 and same_size(c.shape[-1], 1) if column else same_shape(shape_of(condition), shape_of(rows)):
+            return Masked(node, rows, condition, kept)
     return None
+
+
+def uncast(mask: Any) -> Any:
+    """The mask that was made numbers of, with an axis added or not."""
+    call = read_call(mask)
+    return call["input"] if call is not None and call.name in ("cast", "type_as") else mask
 
 
 def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -130,19 +138,8 @@ def holds_for_chosen(condition: Any, index: fx.Node, row: fx.Node, kept: bool) -
 
 def left_by_mask(node: fx.Node, index: fx.Node, row: fx.Node) -> fx.Node | None:
     """The rows that a mask of the tokens that chose the expert is laid over, ``x * mask``: of those it leaves all."""
-    one, parts = masked(node), scaled_rows(node)
-    if one is not None:
-        rows, mask, kept = one.rows, one.condition, one.kept
-    elif parts is not None:
-        rows, mask, kept = *parts, True
-        cast = read_call(mask)
-        mask = cast["input"] if cast is not None and cast.name == "cast" else mask
-    else:
-        return None
-    made, value, holds = tensor_of(node), tensor_of(rows), tensor_of(mask)
-    if made is None or value is None or holds is None or made.dtype != value.dtype or holds.dtype is not torch.bool:
-        return None
-    return rows if holds_for_chosen(mask, index, row, kept) else None
+    one = masked(node)
+    return one.rows if one is not None and holds_for_chosen(one.condition, index, row, one.kept) else None
 
 
 def compared_gate(condition: Any, gate: fx.Node) -> tuple[Any, float] | None:

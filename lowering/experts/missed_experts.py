@@ -36,7 +36,8 @@ from moebius.lowering.operators import (
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import reaches, same_shape, shape_of, tensor_of
 
-OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
+CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
+OTHER_PRODUCTS = CONVOLUTIONS | {torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"}
 LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
 CONSTANT = frozenset({"zeros", "full", "arange"})
 CHOICES = {torch.where: (0, (1, 2)), torch.lerp: (2, (0, 1))}  # where the condition stands, and what it chooses between
@@ -418,6 +419,8 @@ class Pair:
         """What keeps them from being the operator, as far as can be seen."""
         if self.drops:
             return self.drops[0], DRAWS
+        if self.own[0][0].target in CONVOLUTIONS:
+            return self.own[0][0], "an expert is a convolution, and the operator's are products of rows with a matrix"
         if self.widths is not None:
             return self.widths, "the experts' parameters differ in shape"
         firsts = [a for a, _ in self.own]
@@ -476,9 +479,12 @@ def is_weight(node: fx.Node) -> bool:
 
 
 def is_column(node: Any, of: fx.Node) -> bool:
-    """Whether a factor scales whole rows: it has no axis of features."""
+    """Whether a factor scales whole rows: it has no axis of features (of images, that of channels)."""
     shape, whole = shape_of(node), shape_of(of)
-    return bool(shape and whole and same_size(shape[-1], 1) and not same_size(whole[-1], 1))
+    if not shape or not whole:
+        return False
+    axes = (-1, 1) if len(shape) == len(whole) > 2 else (-1,)
+    return any(same_size(shape[axis], 1) and not same_size(whole[axis], 1) for axis in axes)
 
 
 def varies(node: fx.Node) -> bool:

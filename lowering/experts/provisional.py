@@ -26,10 +26,10 @@ def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
     if not rewritten:
         return
     drop_dead_code(work)
-    for one in rewritten:
+    for one in reversed(rewritten):  # (each may be read by what the next was written of)
         if one.core.users:  # (a node that is gone has none)
             one.result.replace_all_uses_with(one.node)
             work.loose.append(one.result)
         else:
             work.loose.append(one.node)
-    drop_dead_code(work)
+        drop_dead_code(work)

@@ -31,7 +31,7 @@ from moebius.lowering.experts.blocks import RowsOf, build_blocks, expert_rows, r
 from moebius.lowering.experts.buffers import straighten
 from moebius.lowering.experts.choices import choices
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
-from moebius.lowering.experts.dense import Chain, DenseSum, build_dense, dense_chains, stacks
+from moebius.lowering.experts.dense import Chain, DenseSum, added, build_dense, dense_chains, scaled, stacks
 from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.hoisted_conditionals import (
     Cut,
@@ -47,6 +47,7 @@ from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlow
 from moebius.lowering.experts.matrices import flatten_rows
 from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
+from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
 from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rows_written import write_rows
@@ -112,6 +113,7 @@ def replace_all(work: Work) -> None:
             replace_written_out(work, loop, region)
     if work.keep_loops is not None:
         return
+    plain = write_plainly(work) if takes_blocks(work) else []
     failed = replace_iterations(work, Storage(work.gm.graph))
     for chain in dense_chains(work.gm.graph):
         work.regions += replace_chain(work, chain)
@@ -148,7 +150,7 @@ def replace_all(work: Work) -> None:
         reported |= {down, *ups} if found is not None and not found.lowered else set()
         if found is not None and down in {one.result for one in gathered.found}:
             found.idiom = grouped.IDIOM
-    provisional.settle(work, gathered.found)
+    provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
     if takes_rows(work):
         replace_meeting(work)
@@ -387,6 +389,11 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
     """Additions as the iterations of one loop, or of loops of equal length (one over slots around one over experts)."""
+    base = (added(nodes[0]) or (None,))[0]
+    if isinstance(base, fx.Node) and scaled(base):
+        one = replace_dense(work, Chain(nodes, whole=True))
+        if one is not None and one.lowered:
+            return [one]
     found, refusals = in_equal_parts(nodes, lambda part: replace_dense(work, Chain(part)))
     return found or refusals[:1]
 

@@ -80,6 +80,8 @@ def skip_values(skips: list[Skip]) -> list[int]:
 def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection, experts: int) -> str | None:
     """Why the iterations may miss an expert that has rows, or run one twice; None when each runs exactly once."""
     if limit is not None:
+        if experts == 0:
+            return "all iterations have the same weights"
         if limit > experts:
             return f"the loop runs over range({limit}), but the weights hold {experts} experts"
         if selection.classes == -1:

@@ -28,19 +28,21 @@ from moebius.lowering.experts.facts import (
     Slice,
     State,
     StateRows,
+    Unknown,
     as_product,
     simplify,
 )
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.experts.views import moved
-from moebius.lowering.operators import Call, draws, read_call
+from moebius.lowering.operators import Call, draws, read_call, target_name
 from moebius.lowering.values import same_shape, tensor_of, value_of
 
 FULL = Constant(slice(None))
 NONE = Constant(None)
 DOTS = Constant(...)
 WIDE = (torch.float32, torch.float64)
+ADDED = {"index_add": "source", "index_put": "values", "scatter_add": "src"}  # what each adds
 
 
 @rule("select", "pick")
@@ -503,6 +505,9 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
     position, rows = accumulation_parts(reader, call)
     if not isinstance(position, Coordinate) or rows is None:
         return None
+    own, given = reader.dtype(call["input"]), reader.dtype(call[ADDED[call.name]])
+    if own != given:  # (no kernel promotes here, and fake tensors do not say so)
+        return Unknown(f"{target_name(call.node)} adds rows of {given} to a sum of {own}, which raises", call.node)
     return Accumulated(state, position, rows, call.node)
 
 

@@ -17,6 +17,7 @@ from moebius.lowering.values import same_shape, shape_of, value_of
 
 FULL = slice(None)
 Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
+WIDENS = frozenset({"expand", "reshape", "repeat"})
 TURNED = frozenset({"t", "T", "mT", "transpose"})
 
 
@@ -80,7 +81,7 @@ def seen_as(node: fx.Node) -> tuple[fx.Node, Axes, tuple[fx.Node, ...]]:
     before = shape_of(source) if isinstance(source, fx.Node) else None
     if call is not None and before is not None and call.name != "clone":
         base, axes, views = seen_as(source)
-        after = widened(axes, before, shape) if call.name in ("expand", "reshape") else moved(call, axes)
+        after = widened(axes, before, shape) if call.name in WIDENS else moved(call, axes)
         if after is not None and len(after) == len(shape):
             return base, after, (*views, node)
     return node, tuple(range(len(shape))), ()

@@ -2,6 +2,7 @@
 whatever made them.
 
     torch.zeros(T, E).scatter(1, index, anything)           (one_hot(index) * weight[:, :, None]).sum(1)
+    einsum("tke,tk->te", one_hot(index), weight)
     probs * mask      mask / sum      probs.masked_fill(mask == 0, 0.0)      torch.where(mask, probs, 0.0)
     torch.full((T, E), -inf).scatter(1, index, logits).softmax(-1)
     probs * (probs >= kth)      logits.masked_fill(logits < kth, -inf).softmax(-1)      logits.relu()
@@ -19,6 +20,7 @@ from torch import fx
 from torch.nn import functional
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.views import equation_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
@@ -44,7 +46,7 @@ class Zeros:
         found = self.compared(node) if self.masks else self.scattered(node, 0.0)
         call = self.unwritten(node)
         if found is not None or call is None:
-            return found
+            return found if found is not None or self.masks else self.added_up(node)
         last = (-1, len(shape_of(node) or ()) - 1)
         match call.name:
             case "reshape" | "flatten" if is_one_under_another(call):
@@ -115,6 +117,18 @@ class Zeros:
         parts = [call["input"], call["other"]] if call.name == "mul" else [call["input"]] if call.name in KEEPS else []
         whole = [part for part in parts if isinstance(part, fx.Node) and same_shape(shape_of(part), shape)]
         return next((found for part in whole if (found := self.named(part)) is not None), None)
+
+    def added_up(self, node: fx.Node) -> fx.Node | None:
+        """index of ``einsum("tke,tk->te", one_hot(index), weight)``."""
+        equation = equation_of(node)
+        if equation is None or self.storage.writer_between(node, self.end) is not None:
+            return None
+        for operand, letters in zip(equation.operands, equation.letters, strict=True):
+            summed = letters[:-2] + letters[-1:] == equation.result
+            alone = all(letters[-1] not in other for other in equation.letters if other != letters)
+            if summed and alone and (index := self.named(operand)) is not None:
+                return index
+        return None
 
     def compared(self, node: fx.Node) -> fx.Node | None:
         """A mask itself."""

@@ -264,7 +264,7 @@ def written_by_token(x, moe):
     return masked.sum(0)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def vmapped(x, moe):
     """`torch.vmap(f)(x[best], w1, w2)` over stacked weights, expert choice"""
     gates, best = softmax(moe.gate(x), -1).t().topk(moe.capacity, -1)

@@ -156,7 +156,7 @@ class LlavaMoE(Routed):
         return results.view(-1, D)
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class VMoE(Routed):
     """V-MoE: dispatch by `gather` with a padded batch [E, C], `bmm`-like experts as vmap over stacked weights"""
 

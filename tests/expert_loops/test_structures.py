@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import structures_by_statement  # noqa: F401 (adds to STRUCTURES)
+import structures_in_other_words  # noqa: F401
 import structures_of_libraries  # noqa: F401
 import structures_of_papers  # noqa: F401
 import structures_otherwise  # noqa: F401

@@ -1,0 +1,255 @@
+"""Statements in the form that the front ends read, each with the same value:
+
+    torch.addcmul(y, a, b)                                        y + a * b
+    torch.where(chosen, y + rows, y)                              y + torch.where(chosen, rows, 0)
+    w.index_select(0, index.view(-1)).view(T, K, D, N)            w[index]
+    expert(x) * gate[:, None] * 2.0                               expert(x) * 2.0 * gate[:, None]
+    torch.gather(w, 0, index[:, None, None].expand(-1, D, N))     w[index]
+    torch.einsum("tke,edn->tkdn", one_hot(index, E), w)           w[index]
+    torch.tensordot(x, w, dims=([1], [1]))                        torch.einsum("td,edn->ten", x, w)
+    torch.vmap(f)(rows, w1, w2)                                   f, its products batched (unbatched.py)
+
+What becomes part of no operator is put back as it was (provisional.py).
+"""
+
+from __future__ import annotations
+
+import operator
+import string
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.contract import Work
+from moebius.lowering.experts.masked import scaled_rows
+from moebius.lowering.experts.provisional import Provisional
+from moebius.lowering.experts.unbatched import NotBatched, without_vmap
+from moebius.lowering.experts.views import equation_of, seen_as
+from moebius.lowering.experts.zeros import one_of
+from moebius.lowering.operators import read_call
+from moebius.lowering.step.function_transforms import function_transform
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+
+FAR = 40  # nodes looked at behind a statement: the forms look at a handful
+Form = Callable[[fx.Node], "tuple[fx.Node, fx.Node] | None"]  # (the result, its core: see Provisional)
+
+
+def write_plainly(work: Work) -> list[Provisional]:
+    """Writes such statements so, where nothing is written into what they read."""
+    graph, found = work.gm.graph, list[Provisional]()
+    storage: Storage | None = None
+    for node in list(graph.nodes):
+        if node.target is function_transform:
+            found += vmapped(work, node)
+        for form in FORMS.get(node.target, ()) if node.op in ("call_function", "call_method") else ():
+            before = node.prev
+            with graph.inserting_before(node):
+                made = form(node)
+            if made is None:
+                erase(before, node)
+                continue
+            storage = storage or Storage(graph)
+            new, reads = written_between(before, node)
+            for one in new:
+                storage.add(one)
+            if not is_same(node, made[0], reads) or is_written(node, reads, storage):
+                erase(before, node)
+                continue
+            node.replace_all_uses_with(made[0])
+            found.append(Provisional(node, *made))
+            break
+    return found
+
+
+def erase(before: fx.Node, node: fx.Node) -> None:
+    """Takes out what stands between the two."""
+    while node.prev is not before:
+        node.graph.erase_node(node.prev)
+
+
+def written_between(before: fx.Node, node: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
+    """The nodes between the two, and what they read that stood there before."""
+    made = list[fx.Node]()
+    while (before := before.next) is not node:
+        made.append(before)
+    return made, {argument for one in made for argument in one.all_input_nodes} - set(made)
+
+
+def is_written(node: fx.Node, reads: set[fx.Node], storage: Storage) -> bool:
+    """Whether something is written into what the plain form reads, or into what stands between that and the statement,
+    before this; or into what it gives."""
+    between, found = set(reads), list(node.all_input_nodes)
+    for one in found:
+        if one not in between and len(between) < FAR:
+            between.add(one)
+            found += one.all_input_nodes
+    return storage.writer_into(between, node) is not None or any(True for _ in storage.writers_of((node,), node))
+
+
+def is_same(node: fx.Node, result: fx.Node, reads: Iterable[fx.Node]) -> bool:
+    """Whether the two give tensors of one kind. reads: what the result is made of: with its history, if it has one."""
+    one, other = tensor_of(node), tensor_of(result)
+    if one is None or other is None or one.dtype != other.dtype or not same_shape(shape_of(node), shape_of(result)):
+        return False
+    return one.requires_grad == any(value.requires_grad for each in reads if (value := tensor_of(each)) is not None)
+
+
+def vmapped(work: Work, node: fx.Node) -> Iterator[Provisional]:
+    """Each of what a vmap gives, with its products as batched ones."""
+    before, graph = node.prev, node.graph
+    if any(user.target is not operator.getitem for user in node.users):
+        return
+    try:
+        with graph.inserting_before(node):
+            leaves = without_vmap(node)
+    except NotBatched:
+        erase(before, node)
+        return
+    for user in list(node.users):
+        result, core = leaves[user.args[1]]  # type: ignore[index]
+        if is_same(user, result, node.all_input_nodes):
+            user.replace_all_uses_with(result)
+            yield Provisional(user, result, core)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The forms
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def product_added(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """addcmul."""
+    call = read_call(node)
+    if call is None or call["value"] != 1:
+        return None
+    product = add_call(node.graph, node, torch.mul, call["tensor1"], call["tensor2"])
+    return add_call(node.graph, node, torch.add, call["input"], product), product
+
+
+def added_where(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """A sum that goes on where a condition holds."""
+    call = read_call(node)
+    if call is None or call.name != "where":
+        return None
+    more, total = call["input"], call["other"]
+    added = read_call(more)
+    if added is None or added.name != "add" or added.op.inplace or added["alpha"] != 1 or len(more.users) > 1:
+        return None
+    graded = [value.requires_grad for one in (more, *more.all_input_nodes) if (value := tensor_of(one)) is not None]
+    if graded[0] != any(graded[1:]):  # (made under no_grad)
+        return None
+    for base, rows in ((added["input"], added["other"]), (added["other"], added["input"])):
+        if base is total and isinstance(rows, fx.Node) and same_shape(shape_of(rows), shape_of(node)):
+            chosen = add_call(node.graph, node, torch.where, call["condition"], rows, 0.0)
+            return add_call(node.graph, node, torch.add, total, chosen), chosen
+    return None
+
+
+def scaled_at_last(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Rows times a column times a number."""
+    call = read_call(node)
+    if call is None or call.op.inplace or call.name not in ("mul", "div") or type(call["other"]) not in (int, float):
+        return None
+    product = call["input"]
+    parts = scaled_rows(product) if isinstance(product, fx.Node) and len(product.users) == 1 else None
+    if parts is None or call.args.get("rounding_mode") is not None:
+        return None
+    rows = add_call(node.graph, node, torch.mul if call.name == "mul" else torch.div, parts[0], call["other"])
+    return add_call(node.graph, node, torch.mul, rows, parts[1]), rows
+
+
+def rows_selected(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """``w.index_select(0, index.view(-1))``, viewed with the axes of index."""
+    view = read_call(node)
+    call = read_call(view["input"]) if view is not None and view.name == "reshape" else None
+    if call is None or call.name != "index_select" or call["dim"] != 0:
+        return None
+    flat = read_call(call["index"])
+    if flat is None or flat.name not in ("reshape", "flatten") or not is_matrices(call["input"]):
+        return None
+    index, own = flat["input"], shape_of(call["input"]) or ()
+    whole = same_shape((*(shape_of(index) or ()), *own[1:]), shape_of(node))
+    return lookup(node, call["input"], index) if whole else None
+
+
+def gathered_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """``gather`` along the first axis, index repeated along the others."""
+    call = read_call(node)
+    if call is None or call["dim"] != 0 or not isinstance(call["index"], fx.Node) or not is_matrices(call["input"]):
+        return None
+    base, axes, _ = seen_as(call["index"])
+    whole = same_shape((shape_of(call["index"]) or ())[1:], (shape_of(call["input"]) or ())[1:])
+    return lookup(node, call["input"], base) if axes == (0, None, None) and whole else None
+
+
+def one_hot_product(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """An einsum that adds up over the experts of one_hot(index) alone."""
+    equation = equation_of(node)
+    if equation is None or len(equation.operands) != 2:
+        return None
+    pairs = list(zip(equation.operands, equation.letters, strict=True))
+    for (mask, narrow), (weight, wide) in (pairs, pairs[::-1]):
+        index, expert = one_hot_of(mask), narrow[-1]
+        alone = expert == wide[:1] and set(narrow) & set(wide) == {expert}
+        if index is not None and alone and equation.result == narrow[:-1] + wide[1:] and is_matrices(weight):
+            experts = (shape_of(mask) or (None,))[-1]
+            return lookup(node, weight, index) if same_size(experts, (shape_of(weight) or (0,))[0]) else None
+    return None
+
+
+def one_hot_of(node: Any) -> fx.Node | None:
+    """index of ``one_hot(index, E)``, cast or not."""
+    call = read_call(node)
+    while call is not None and call.name in ("cast", "type_as") and isinstance(call["input"], fx.Node):
+        call = read_call(call["input"])
+    return call["input"] if call is not None and call.name == "one_hot" else None
+
+
+def contraction(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """tensordot over one axis of each."""
+    dims = node.kwargs.get("dims", node.args[2] if len(node.args) > 2 else None)
+    ranks = [len(shape_of(operand) or ()) for operand in node.args[:2]]
+    pair = [one_of(dim) for dim in dims] if isinstance(dims, tuple | list) else []
+    if len(pair) != 2 or not all(type(dim) is int for dim in pair) or min(ranks, default=0) < 1:
+        return None
+    letters = iter(string.ascii_letters)
+    inner = next(letters)
+    parts = [[next(letters) for _ in range(rank)] for rank in ranks]
+    result = "".join(letter for part, dim in zip(parts, pair, strict=True) for letter in part if letter != part[dim])
+    for part, dim in zip(parts, pair, strict=True):
+        part[dim] = inner
+    text = f"{''.join(parts[0])},{''.join(parts[1])}->{result}"
+    made = add_call(node.graph, node, torch.einsum, text, *node.args[:2])
+    return made, made
+
+
+def is_matrices(node: Any) -> bool:
+    return isinstance(node, fx.Node) and len(shape_of(node) or ()) == 3
+
+
+def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node]:
+    made = add_call(node.graph, node, operator.getitem, weight, index)
+    return made, made
+
+
+FORMS: dict[Any, tuple[Form, ...]] = {
+    torch.addcmul: (product_added,),
+    "addcmul": (product_added,),
+    torch.where: (added_where,),
+    operator.mul: (scaled_at_last,),
+    torch.mul: (scaled_at_last,),
+    "mul": (scaled_at_last,),
+    operator.truediv: (scaled_at_last,),
+    torch.div: (scaled_at_last,),
+    "div": (scaled_at_last,),
+    "view": (rows_selected,),
+    "reshape": (rows_selected,),
+    torch.gather: (gathered_rows,),
+    "gather": (gathered_rows,),
+    torch.einsum: (one_hot_product,),
+    torch.tensordot: (contraction,),
+}

@@ -1,0 +1,192 @@
+"""Statements that are written in a plainer form (lowering/experts/plain_forms.py): only where nobody can tell, and what
+became part of no operator is as it was written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from spellings import D, E, K, N, T
+from torch.nn.functional import one_hot, relu
+
+import moebius
+from moebius import capture
+from moebius.api import captured_of, report_of
+
+
+def selected(x, w1, w2, weight, index, write):
+    flat = index.view(-1).clone() if write == "copy" else index.view(-1)
+    a, b = w1.index_select(0, flat), w2.index_select(0, flat)
+    if write in ("view", "copy"):
+        flat.add_(1).remainder_(E)
+    h = relu(torch.einsum("td,tkdn->tkn", x, a.view(*index.shape, D, N)))
+    return torch.einsum("tkn,tknd,tk->td", h, b.view(*index.shape, N, D), weight)
+
+
+def one_hots(x, w1, w2, weight, index, write):
+    chosen = one_hot(index, E).to(x.dtype)
+    if write == "view":
+        index.view(-1).add_(1).remainder_(E)
+    if write == "copy":
+        chosen.neg_()
+    a, b = torch.einsum("tke,edn->tkdn", chosen, w1), torch.einsum("tke,end->tknd", chosen, w2)
+    return torch.einsum("tkn,tknd,tk->td", relu(torch.einsum("td,tkdn->tkn", x, a)), b, weight)
+
+
+def doubled(write, **tensors):
+    if write in tensors:
+        tensors[write].mul_(2)
+
+
+def dense(x, w1, w2, weight, index, write):
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for e, (a, b) in enumerate(zip(w1.unbind(), w2.unbind(), strict=True)):
+        rows = relu(x @ a) @ b * gates[:, e : e + 1]
+        more = out + rows
+        doubled(write, view=rows, copy=more)
+        out = torch.where((index == e).any(-1, keepdim=True), more, out)
+    return out
+
+
+def added(x, w1, w2, weight, index, write):
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        out = torch.addcmul(out, relu(x @ w1[e]) @ w2[e], gates[:, e, None])
+        doubled(write, view=out, copy=gates)
+    return out
+
+
+def mapped(x, w1, w2, weight, index, write):
+    rows = x * 1
+    y = torch.vmap(lambda a, b: relu(rows @ a) @ b)(w1, w2)
+    if write == "view":
+        y.mul_(2)
+    if write == "copy":
+        rows = rows.detach().neg_()
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    return torch.einsum("etd,te->td", y, gates) + rows
+
+
+FUNCTIONS = (selected, one_hots, dense, added, mapped)
+
+
+def layer_of(function):
+    def layer(x, w1, w2, logits, write):
+        weight, index = logits.softmax(-1).topk(K, -1)
+        return function(x, w1, w2, weight, index, write), index
+
+    return layer
+
+
+def called(function, write, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, w1, w2, logits = (
+        torch.randn(s, dtype=torch.float64, generator=generator, requires_grad=True)
+        for s in ((T, D), (E, D, N), (E, N, D), (T, E))
+    )
+    out, index = function(x, w1, w2, logits, write)
+    try:
+        out.square().sum().backward()
+    except RuntimeError as error:  # backward was to read what was written into
+        return [out, "modified by an inplace operation" in str(error)]
+    return [out, x.grad, w1.grad, w2.grad, logits.grad, index]
+
+
+@pytest.mark.parametrize("write", [None, "view", "copy"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_is_written_in_between(function, write):
+    moebius.reset()
+    layer = layer_of(function)
+    captured = capture(layer)
+    for seed in range(3):
+        for ours, plain in zip(called(captured, write, seed), called(layer, write, seed), strict=True):
+            if ours is plain is True:
+                continue
+            torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
+    if write is None:
+        regions = report_of(captured_of(captured)).expert_regions
+        assert regions and all(region.lowered for region in regions)
+
+
+def selected_alone(x, w1, w2, weight, index, write):
+    return torch.einsum("td,tkdn->tkn", x, w1.index_select(0, index.view(-1)).view(*index.shape, D, N))
+
+
+def one_hots_alone(x, w1, w2, weight, index, write):
+    return torch.einsum("tke,edn->tkdn", one_hot(index, E).to(x.dtype), w1)
+
+
+def added_alone(x, w1, w2, weight, index, write):
+    return torch.addcmul(torch.zeros_like(x), x.tanh(), weight[:, :1])
+
+
+def where_alone(x, w1, w2, weight, index, write):
+    base = x.sin()
+    return torch.where(index[:, :1] == 1, base + x.tanh(), base)
+
+
+def mapped_alone(x, w1, w2, weight, index, write):
+    return torch.vmap(lambda a: relu(x @ a))(w1)
+
+
+ALONE = (selected_alone, one_hots_alone, added_alone, where_alone, mapped_alone)
+
+
+@pytest.mark.parametrize("function", ALONE)
+def test_what_is_no_experts_is_as_it_was_written(function, monkeypatch):
+    """The graph that runs has the operators that the captured one has."""
+    seen = []
+    monkeypatch.setattr("moebius.lowering.run_passes", lambda *given: seen.append(passes(*given)) or seen[-1])
+    moebius.reset()
+    captured = capture(function)
+    generator = torch.Generator().manual_seed(0)
+    x, w1, w2 = (
+        torch.randn(s, dtype=torch.float64, generator=generator, requires_grad=True)
+        for s in ((T, D), (E, D, N), (E, N, D))
+    )
+    weight, index = torch.randn(T, E, dtype=torch.float64, generator=generator).topk(K, -1)
+    captured(x, w1, w2, weight, index, None)
+    (graph,) = report_of(captured_of(captured)).graphs
+    (work,) = seen
+    assert [node.target for node in work.gm.graph.nodes] == [node.target for node in graph.gm.graph.nodes]
+
+
+passes = moebius.lowering.run_passes
+
+
+def by_index_add(out, token, rows):
+    return out.index_add_(0, token, rows)
+
+
+def by_index_put(out, token, rows):
+    return out.index_put_((token,), rows, accumulate=True)
+
+
+def by_scatter_add(out, token, rows):
+    return out.scatter_add_(0, token[:, None].expand(-1, D), rows)
+
+
+@pytest.mark.parametrize("add", [by_index_add, by_index_put, by_scatter_add])
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_rows_of_another_dtype_than_the_sum(add, unrolled):
+    """What raises in eager raises: torch promotes no rows that are added at positions."""
+
+    def layer(x, w1, w2, index):
+        out = torch.zeros_like(x)
+        for e in torch.arange(E).unbind() if unrolled else range(E):
+            token, _ = torch.where(index == e)
+            with torch.autocast("cpu", torch.bfloat16):
+                rows = relu(x[token] @ w1[e]) @ w2[e]
+            add(out, token, rows)
+        return out
+
+    moebius.reset()
+    x, w1, w2 = (torch.randn(s, requires_grad=True) for s in ((T, D), (E, D, N), (E, N, D)))
+    index = torch.randn(T, E).topk(K, -1).indices
+    errors = []
+    for function in (layer, capture(layer)):
+        with pytest.raises(RuntimeError) as error:
+            function(x, w1, w2, index)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
