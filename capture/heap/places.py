@@ -27,6 +27,9 @@ class Objects(Protocol):
     """What is asked of the trace's objects (``objects.Objects``)."""
 
     inside: list[tuple[Body, int]]
+    records: dict[int, Record]
+
+    def contents(self, obj: Any) -> Any: ...
 
     def touch(self, obj: Any, *, place: HeapPlace | None = None) -> None: ...
 
@@ -38,7 +41,7 @@ class Objects(Protocol):
 
 
 class Item:
-    """Of a list or dict that the trace made, which has it already."""
+    """Of a list or dict that the trace made, or of what stands for a list from before the call; it has it already."""
 
     def __init__(self, objects: Objects, owner: Any, where: Any):
         self.objects, self.owner, self.where = objects, owner, where
@@ -85,8 +88,13 @@ class Entry:
 
 def item_of(objects: Objects, owner: Any, where: Any) -> Item | None:
     """The item, where the branch's region can join it."""
-    if not objects.inside or not objects.is_new(owner) or type(where) not in (int, str):
+    if not objects.inside or type(where) not in (int, str):
         return None
+    if not objects.is_new(owner):
+        record = objects.records.get(id(owner))
+        if objects.inside[-1][0].lenient or type(owner) is not list or record is None or record.late:
+            return None
+        owner = objects.contents(owner)
     if type(owner) is list and type(where) is int and -len(owner) <= where < len(owner):
         return Item(objects, owner, where % len(owner))
     return Item(objects, owner, where) if type(owner) is dict and where in owner else None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from moebius.interpreter import is_kind
 
-from ..values.numbers import number_kind
 from ..values.values import Body, Break, TensorProxy
 from . import chosen_numbers
 from .branches import Conditional
@@ -71,7 +70,7 @@ def leave_first(loop: LoopRegion, side: FirstSide) -> None:
         side.placed[(place,)] = now
         if is_kind(now, TensorProxy):
             loop.joined.append(Joined((place,), now, None))
-        elif number_kind(now) not in chosen_numbers.KINDS:
+        elif chosen_numbers.kind_of(now) not in chosen_numbers.KINDS:
             refuse(place)
     put_back(loop)
 

@@ -1,49 +1,84 @@
 """Numbers between which a branch on values decides: ``best = loss if loss < best else best``.
 
-Each side leaves a number that was there before the branch, or a constant: which of the two it is then is one node
-behind the branch. What a side computes of numbers belongs to its body, and stays there.
+Each side leaves a number that was there before the branch, or a constant, or one that is computed of these in front of
+the branch (``GraphWriter.in_front``): which of the two it is then is one node behind the branch. What a side computes
+otherwise belongs to its body, and stays there.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import fx
+import torch
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import chosen
 
 from ..tensors.arrays import ArrayNumber
+from ..tensors.graphs import GraphScope
+from ..torch_facts import torch_private
 from ..values.numbers import Number, number_kind
 from ..values.numpy_numbers import NUMPY_FLOATS
-from ..values.values import TensorProxy
+from ..values.values import SYMBOLIC, TensorProxy
 from .branches import Conditional
 from .loop_regions import LoopRegion
 
 if TYPE_CHECKING:
     from ..tensors.tensors import TensorOperations
 
-KINDS = NUMPY_FLOATS | {float}
+KINDS = NUMPY_FLOATS | {float, int, bool}
+LARGEST = 2**62  # of a constant: what is a size by now, torch takes for an int64
+
+
+def kind_of(value: Any) -> type:
+    """The type that it has when the step runs."""
+    return int if type(value) is torch.SymInt else number_kind(value)
 
 
 def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: TensorOperations) -> bool:
     """A branch is recorded. place: the position of a local, inverted of a value on the stack, or a place of the heap.
-    pair: what this side leaves there, and what the other one did, or nobody. Notes the two, if they are floats of one
+    pair: what this side leaves there, and what the other one did, or nobody. Notes the two, if they are numbers of one
     type that stand in front of the branch."""
-    if loop.first is None and (loop.skips or is_kind(loop.begun_with[-1], TensorProxy)):
-        return False  # (a tensor that was asked may have been written into by then)
-    graph = outer(tensors)
-    if number_kind(pair[0]) is not number_kind(pair[1]) or not all(is_of(value, graph) for value in pair):
+    condition = loop.begun_with[-1]
+    if loop.first is None and loop.skips:
         return False
+    if kind_of(pair[0]) is not kind_of(pair[1]) or not all(is_of(value, tensors) for value in pair):
+        return False
+    if not loop.chosen:
+        if is_kind(condition, TensorProxy):  # (the side may have written into it by now)
+            with tensors.writer.in_front((condition.node,), lambda scope: scope is tensors.writer.scope):
+                condition = tensors.numbers.of_item(condition)
+        loop.asked = condition
     loop.chosen[place] = pair
     return True
 
 
-def is_of(value: Any, graph: fx.Graph) -> bool:
-    """Whether it is a float that the graph has, or a constant."""
+def is_of(value: Any, tensors: TensorOperations) -> bool:
+    """Whether it is a number that the graph around the body has, or a constant."""
+    body: GraphScope = tensors.writer.scope
+    if is_made_in(value, body):
+        return False
     if type(value) is Number:
-        return value.kind in KINDS and value.node is not None and value.node.graph is graph
-    return type(value) in KINDS
+        return value.kind in KINDS and value.node is not None and body.scope_of(value.node) is not None
+    if type(value) is torch.SymInt:
+        return all(map(tensors.writer.bound, symbols_of(value)))
+    return type(value) in KINDS and (type(value) is not int or -LARGEST < value < LARGEST)
+
+
+def is_made_in(value: Any, scope: GraphScope) -> bool:
+    """Whether the scope's own graph makes it."""
+    if is_kind(value, TensorProxy | Number):
+        return value.node is not None and value.node.graph is scope.graph
+    return type(value) in SYMBOLIC and not symbols_of(value).isdisjoint(scope.symbols)
+
+
+def makes_none_of(values: tuple[Any, ...], scope: GraphScope) -> bool:
+    return not any(is_made_in(value, scope) for value in values)
+
+
+def symbols_of(number: Any) -> frozenset[Any]:
+    return frozenset(torch_private.expression(number).free_symbols)
 
 
 def others(loop: LoopRegion, changed: list[int], tensors: TensorOperations) -> list[int]:
@@ -52,23 +87,21 @@ def others(loop: LoopRegion, changed: list[int], tensors: TensorOperations) -> l
     return [i for i in changed if not is_left(loop, i, (locals_[i], before[i]), tensors)]
 
 
-def outer(tensors: TensorOperations) -> fx.Graph:
-    """The graph that the branch stands in, whose body is open."""
-    scope = tensors.writer.scope.parent
-    assert scope is not None
-    graph: fx.Graph = scope.graph
-    return graph
-
-
-def hand_out(loop: LoopRegion, tensors: TensorOperations) -> None:
-    """A node for each number, behind the branch; its value goes where it belongs."""
-    rows, frame, condition = loop.rows, loop.frame, loop.begun_with[-1] if loop.chosen else None
+def hand_out(loop: LoopRegion, tensors: TensorOperations, counts: set[tuple[Any, int]]) -> None:
+    """A node for each number, behind the branch; its value goes where it belongs. counts: takes down the branches that
+    decide between ints, or between yes and no."""
+    rows, frame, condition = loop.rows, loop.frame, loop.asked
     condition = condition.value if type(condition) is ArrayNumber else condition
     for place, (mine, other) in loop.chosen.items():
-        sides = (other, mine) if cast(Conditional, rows).skip_if else (mine, other)
-        node = tensors.writer.node("call_function", chosen, (condition, *sides), {})
-        node.meta["val"] = None
-        number = Number(tensors.numbers, number_kind(mine)(0.5), node)
+        if kind_of(mine) in (int, bool):
+            counts.add((frame.code, cast(Conditional, rows).here))
+        used = (condition, other, mine) if cast(Conditional, rows).skip_if else (condition, mine, other)
+        with tensors.writer.in_front((), partial(makes_none_of, used)):
+            node = tensors.writer.node("call_function", chosen, used, {})
+            number = tensors.world.unknown_number() if kind_of(mine) is int else None
+            tensors.writer.bind_symbols(number, node)
+        node.meta["val"] = number
+        number = Number(tensors.numbers, kind_of(mine)(0.5), node) if number is None else number
         if type(place) is not int:
             place.put(number)
         elif place >= 0:

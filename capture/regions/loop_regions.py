@@ -116,6 +116,7 @@ class LoopRegion:
         self.since = 0  # the heap's mark as the body began
         self.places: dict[Any, tuple[HeapPlace, Any]] = {}  # of the heap that a branch sets: with what they held before
         self.chosen: dict[Any, tuple[Any, Any]] = {}  # numbers, by place: what this side leaves, and what the other
+        self.asked: Any = None  # the condition, for these
         self.carried_nodes: list[fx.Node] = []
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}

@@ -66,6 +66,7 @@ class Loops:
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
+        self.counts: set[tuple[Any, int]] = set()  # branches that decide between ints, or between yes and no
         self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as an iteration for each expert
         self.not_by_number: set[tuple[Any, int]] = set()  # those that this did not help
 
@@ -252,7 +253,7 @@ class Loops:
         writer, objects = self.tensors.writer, self.objects
         loop.where = writer.where()
         loop.number = writer.count + 1
-        writer.scope = GraphScope(writer.scope)
+        writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional))
         objects.open_body(ITERATION)
         loop.since = objects.inside[-1][1]
         loop.row = writer.scope.placeholder("row")
@@ -454,7 +455,7 @@ class Loops:
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
         two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
-        chosen_numbers.hand_out(loop, self.tensors)
+        chosen_numbers.hand_out(loop, self.tensors, self.counts)
         if side is not None:
             self.begin_other(loop, side)
         elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:
@@ -582,10 +583,9 @@ class Loops:
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
         absent = self.lists.absent(loop)
-        given = two_sides.given(loop, writer.argument)
         node = writer.scope.graph.call_function(
             expert_loop,
-            (get_body, source, (*map(writer.argument, before), *given, *absent), tuple(outer)),
+            (get_body, source, (*map(writer.argument, [*before, *two_sides.given(loop)]), *absent), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1

@@ -145,9 +145,9 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) in PLAIN and bool(one == other)
 
 
-def given(loop: LoopRegion, argument: Any) -> list[Any]:
+def given(loop: LoopRegion) -> list[Any]:
     """What the branch's node is given for what it gives out."""
-    return [None if one.initial is None else argument(one.initial) for one in loop.joined]
+    return [one.initial for one in loop.joined]
 
 
 def hand_out(loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:

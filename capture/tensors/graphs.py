@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.lowering import only_computes
+from moebius.lowering.graph import skip_iteration
 
 from ..bytecode import progress
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
@@ -44,9 +47,10 @@ class Graph(fx.Graph):
 class GraphScope:
     """One fx graph being written. An inner scope lifts what it uses of the outer one into placeholders of its own."""
 
-    def __init__(self, parent: GraphScope | None = None):
+    def __init__(self, parent: GraphScope | None = None, conditional: bool = False):
+        """conditional: whether it is what runs once, or not at all: the body of a branch on values."""
         self.graph = Graph()
-        self.parent = parent
+        self.parent, self.conditional = parent, conditional
         self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
@@ -81,6 +85,17 @@ class GraphScope:
 
     def root(self) -> GraphScope:
         return self if self.parent is None else self.parent.root()
+
+    def scope_of(self, node: fx.Node) -> GraphScope | None:
+        """Of this one and those around it: the one whose graph has the node."""
+        scope: GraphScope | None = self
+        while scope is not None and scope.graph is not node.graph:
+            scope = scope.parent
+        return scope
+
+    def only_asks(self) -> bool:
+        """Whether nothing in it so far writes."""
+        return all(n.op == "placeholder" or n.target is skip_iteration or only_computes(n) for n in self.graph.nodes)
 
     def own(self, node: fx.Node) -> fx.Node:
         """The node as this scope's graph knows it: itself, or a placeholder that it is lifted into."""
@@ -148,6 +163,22 @@ class GraphWriter:
     def placeholder(self, name: str) -> fx.Node:
         """A new input of the innermost scope's graph."""
         return self.scope.placeholder(name)
+
+    @contextmanager
+    def in_front(self, nodes: Iterable[fx.Node], passes: Callable[[GraphScope], bool]) -> Iterator[None]:
+        """What is written stands in front of the branches on values that are open, as far as these nodes do. It runs
+        whichever way they go, so that it must not be seen that it does. passes: whether it may stand before all that
+        the body has so far."""
+        inner, nodes = self.scope, tuple(nodes)
+        while self.scope.conditional and passes(self.scope):
+            if any(node.graph is self.scope.graph for node in nodes):
+                break
+            assert self.scope.parent is not None
+            self.scope = self.scope.parent
+        try:
+            yield
+        finally:
+            self.scope = inner
 
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""

@@ -35,6 +35,7 @@ QUESTIONS = frozenset(
 )
 RESULTS = NUMPY_NUMBERS | TYPES
 PLAIN_OPERANDS = RESULTS | {str, type(None)}
+CERTAIN = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs, min, max})
 LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
 
 
@@ -165,10 +166,7 @@ class Numbers:
 
     def scope_of(self, number: Number) -> Any:
         """The open scope whose graph computes the number."""
-        scope: Any = self.writer.scope
-        while scope is not None and (number.node is None or scope.graph is not number.node.graph):
-            scope = scope.parent
-        return scope
+        return None if number.node is None else self.writer.scope.scope_of(number.node)
 
     # ------------------------------------------------------------------------------------------------------------------
     # What is computed
@@ -215,7 +213,8 @@ class Numbers:
         node = None
         if all(o.node is not None for o in unknown):
             op, target = ("call_method", method) if method else ("call_function", function)
-            node = self.writer.node(op, target, operands, named)
+            with self.writer.in_front((o.node for o in unknown if o.node), lambda _: never_fails(function, operands)):
+                node = self.writer.node(op, target, operands, named)
             node.meta["val"] = None
         return self.given(result, node, sources, evaluate)
 
@@ -421,6 +420,17 @@ def is_operand(operand: Any) -> bool:
     if type(operand) is dict:
         return all(is_operand(v) and type(k) in (*NUMBERS, str) for k, v in operand.items())
     return type(operand) in PLAIN_OPERANDS or type(operand) is Number
+
+
+def never_fails(function: Any, operands: tuple) -> bool:
+    """Whether no numbers of these types make it raise: a large int is no float, and nothing is divided by zero."""
+    plain = today_of(operands)
+    if not all(type(o) in (int, float, bool) for o in plain):
+        return False
+    if function is operator.truediv:
+        return type(plain[0]) is float and type(operands[1]) in (int, float) and operands[1] != 0
+    mixed = any(type(o) is Number and o.kind is int for o in operands) and float in map(type, plain)
+    return function in QUESTIONS or (function in CERTAIN and not mixed)
 
 
 def has_one_type(function: Any, operands: tuple) -> bool:

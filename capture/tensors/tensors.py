@@ -51,7 +51,7 @@ from .fakes import (
 )
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
-from .graphs import GraphWriter
+from .graphs import GraphScope, GraphWriter
 from .index_lists import IndexList
 from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
 from .interfaces import TensorAssumptions
@@ -275,10 +275,11 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        inner = self.writer.is_inner and not self.gradients.in_a_hook
-        if inner or self.writer.in_loop or proxy.fake.numel() != 1:
+        if proxy.fake.numel() != 1:
             return None
-        return self.numbers.of_item(proxy)
+        with self.writer.in_front((proxy.node,), GraphScope.only_asks):
+            inner = self.writer.is_inner and not self.gradients.in_a_hook
+            return None if inner or self.writer.in_loop else self.numbers.of_item(proxy)
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""

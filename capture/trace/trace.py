@@ -53,6 +53,7 @@ from .speculation import Speculation
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
 DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
+ASK_NUMBERS = (*DATA_BREAKS, "size that depends on values", "data-dependent operator")
 
 
 class TracingMachine(Machine):
@@ -363,6 +364,11 @@ class Trace:
         """Whether it was a branch on data that ended the graph."""
         return self.graph_break is not None and self.graph_break.reason in DATA_BREAKS
 
+    def deciding_branches(self) -> set[tuple[types.CodeType, int]]:
+        """The branches in the graph that decide between ints, where a number is asked for that is not known."""
+        asks = self.graph_break is not None and self.graph_break.reason in ASK_NUMBERS
+        return self.domain.loops.counts if asks else set()
+
     def asker(self) -> tuple[str, str] | None:
         """The innermost function running at the break that asked ``is_compiling()`` and was told no.
 
@@ -524,10 +530,12 @@ def speculating(attempt: Trace, assumptions: Assumptions) -> Trace:
     A branch whose body a node cannot say (it changes a Python object) is one of these.
     """
     for _ in range(MAX_BRANCHES):
-        before = attempt.assumptions
-        if not assumptions.branches or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
+        before, branches = attempt.assumptions, attempt.in_branches
+        if not branches and (before.speculates or not attempt.asks_data):
+            branches = attempt.deciding_branches()  # Python may have to know which number one of them chose
+        if not assumptions.branches or not (branches or (attempt.asks_data and not before.speculates)):
             break
-        unrolled = before.unrolled | attempt.in_branches
+        unrolled = before.unrolled | branches
         other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
         attempt, better = better_of(attempt, other)
         if not better:

@@ -46,7 +46,7 @@ def two_bodies(x):
     return y
 
 
-@broken
+@one_graph
 def counts(x):
     n = 0
     if x.sum() > 0:
@@ -85,12 +85,12 @@ def the_same_by_its_truth(x):
     return y * start
 
 
-@broken
+@one_graph
 def a_number_that_an_empty_iteration_would_change(x):
     return segments(x, lambda n: n == 0, lambda n: n + 1)
 
 
-@broken
+@one_graph
 def a_number_that_a_iteration_left_out_would_change(x):
     return segments(x, lambda n: n == 1, lambda n: n)
 
