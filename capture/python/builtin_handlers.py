@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from moebius.interpreter import is_kind
-from moebius.interpreter.domain.core import type_name
+from moebius.interpreter.domain.core import special, type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
@@ -23,7 +23,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.fakes import refuse_doubtful
 from ..torch_facts import torch_private, torch_sizes
-from ..values.numbers import PLAIN_NUMBERS, Number
+from ..values.numbers import PLAIN_NUMBERS, Number, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.rows import TensorRows
@@ -45,8 +45,15 @@ from .parts import CallParts
 from .specials import is_replaced
 from .substitutes import largest, smallest
 
+FLOATING = (float, complex, torch.SymFloat)
 EMPTY = runtime_checkable(type("Empty", (Protocol,), {"__annotations__": {}}))
 NO_MEMBERS = frozenset(vars(EMPTY)) | {"__slots__"}  # of a protocol
+
+
+def is_added_in_c(kind: type) -> bool:
+    """Whether ``sum`` adds numbers of this type, or of one that it is made from, without asking them."""
+    asks = not issubclass(kind, SYMBOLIC) and any(special(kind, name) is not None for name in ("__add__", "__radd__"))
+    return issubclass(kind, (int, torch.SymInt, *FLOATING)) and not asks
 
 
 class BuiltinHandlers(CallParts):
@@ -301,10 +308,22 @@ class BuiltinHandlers(CallParts):
         return all(self.domain.truth(v) for v in self.domain.native_iter(values))
 
     def add_up(self, values: Any, start: Any = 0) -> Any:
-        total = start
+        if type(start) in (str, bytes, bytearray):
+            return sum((), start)  # Python's own error
+        numbers, total = [start], ABSENT  # at first, while all are numbers
         for value in self.domain.native_iter(values):
+            if total is ABSENT and is_added_in_c(number_kind(value)) and is_added_in_c(number_kind(start)):
+                numbers.append(value)
+                continue
+            total = self.sum_of_numbers(numbers) if total is ABSENT else total
             total = self.domain.binary("+", total, value)
-        return total
+        return self.sum_of_numbers(numbers) if total is ABSENT else total
+
+    def sum_of_numbers(self, numbers: list[Any]) -> Any:
+        if len(numbers) > 1 and any(issubclass(number_kind(number), FLOATING) for number in numbers):
+            # Not one by one: from 3.12 on what each addition loses is added in the end (Python/bltinmodule.c).
+            return self.numbers.apply(sum, numbers[1:], numbers[0])
+        return functools.reduce(functools.partial(self.domain.binary, "+"), numbers)
 
     def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:

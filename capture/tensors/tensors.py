@@ -231,9 +231,8 @@ class TensorOperations:
         if name == "retain_grad":
             return self.gradients.retain(proxy)
         number_asked = name == "item" or (name in ("__int__", "__index__") and proxy.fake.dtype in INTEGERS)
-        if number_asked and self.whole_step and not args:
-            if (number := self.item(proxy)) is not None:
-                return number
+        if number_asked and self.whole_step and not args and (number := self.item(proxy)) is not None:
+            return number
         if name in QUESTIONS and (answer := asked(self, QUESTIONS[name], (proxy, *args), kwargs)) is not None:
             return answer
         if name == "requires_grad_":
