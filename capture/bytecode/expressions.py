@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dis
+import functools
 import linecache
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from moebius.interpreter import decode
+from moebius.interpreter import decode, is_kind
 
 from .liveness import falls_through
 from .user_code import is_library
@@ -57,8 +59,29 @@ def span_of(code: types.CodeType, offset: int) -> tuple[int, int, int, int] | No
     them; None where the compiler did not say."""
     for index, (line, last, column, end) in enumerate(code.co_positions()):
         if index == offset // 2:
-            return None if line is None or last is None or column is None or end is None else (line, column, last, end)
+            if line is None or last is None or column is None or end is None:
+                return None
+            return entered(code.co_filename, line, column, last) or (line, column, last, end)
     return None
+
+
+@functools.cache
+def entered(file: str, line: int, column: int, last: int) -> tuple[int, int, int, int] | None:
+    """What a ``with`` statement enters, where one stands at these lines. The compiler says of the instructions that
+    enter and leave it that they are the whole statement, body included."""
+    lines = [linecache.getline(file, number) for number in range(line, last + 1)]
+    if not lines[0].encode()[column:].startswith((b"with", b"async with")):
+        return None
+    try:
+        source = "if 0:\n" + "".join([" " * column + lines[0].encode()[column:].decode(), *lines[1:]])
+        tree = compile(source, file, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except (SyntaxError, ValueError):  # (``with``s within a line, or a file that has changed)
+        return None
+    (statement,) = tree.body[0].body
+    if not is_kind(statement, ast.With | ast.AsyncWith):
+        return None
+    first, end = statement.items[0].context_expr, statement.items[-1].context_expr
+    return line + first.lineno - 2, first.col_offset, line + end.end_lineno - 2, end.end_col_offset
 
 
 def excerpt_of(place: tuple[Any, ...]) -> Excerpt | None:

@@ -101,7 +101,8 @@ def change(
     name, old, new, place = record.source, record.check, failed.found, (record.file, record.line)
     if kind == "dict" and isinstance(key := changed_key(rest[0], rest[1]), str | int):
         name = record_name(record.source, key)
-        old, new = describe(rest[1][key]), describe_object(dict.get(rest[0], key, ABSENT))
+        old = absent_in(record.source) if rest[1][key] is ABSENT else describe(rest[1][key])
+        new = describe_object(dict.get(rest[0], key, ABSENT))
         place = fact.places.get(key, place)
     elif kind == "class" and (attribute := changed_in_class(rest[0], rest[1])) is not None:
         now = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
@@ -109,7 +110,7 @@ def change(
         place = fact.places.get(attribute, place)
     elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(holder := met(fact, args, kwargs), dict):
         name, new = record_name(record.source, rest[1]), describe_object(dict.get(holder, rest[1], ABSENT))
-        old = "not set on the object" if record.source.endswith(".__dict__") else "missing"
+        old = absent_in(record.source)
     elif failed.said is not None:
         name, old, new, *asked = failed.said
         place = asked[0] if asked and asked[0] is not None else place
@@ -117,6 +118,11 @@ def change(
     if new == old:  # two objects of one name
         new = f"another {new}"
     return written(name, code), written(old, code), written(new, code), *asked_at(name, *place, code)
+
+
+def absent_in(source: str) -> str:
+    """Of a key that a namespace did not have: an attribute may have had a value all the same, its class's."""
+    return "not set on the object" if source.endswith(".__dict__") else "missing"
 
 
 def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str, int]:

@@ -35,6 +35,13 @@ class Cells(Store):
         """What a cell that was read holds by now."""
         return contents_of(cell) if id(cell) in self.new else self.entry_now(self.records[id(cell)], None)
 
+    def seen_in_cell(self, cell: types.CellType) -> Any:
+        """What a cell holds by now, for somebody who looks on: it is no read, and nothing of the trace if there was
+        none."""
+        record = self.record_of(cell)
+        entered = {} if record is None else {**record.reads, **record.writes}
+        return entered.get(None, contents_of(cell))
+
     def read_cell(self, record: Record) -> Any:
         value = contents_of(record.obj)
         name = record.source.name

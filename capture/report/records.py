@@ -109,6 +109,8 @@ class Recompile:
     @property
     def change(self) -> str:
         """``it % 4 == 0 was False, is True (it is 4)``, as the user's program names it."""
+        if self.guard == "graph break" and self.new == "none":
+            return f"the graph break ({self.old}) is gone"
         return as_written(f"{self.guard} was {self.old}, is {self.new}")
 
 

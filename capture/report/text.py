@@ -242,13 +242,14 @@ def guards(report: Findings, width: int) -> Group | None:
         slowest = shorten(rest, room - min(room * 2 // 5, 40))
         made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]
-    said = [f"{plural(sum(len(group.guards) for group in left), 'more guard')} of other kinds"] if left else []
+    said = [f"{plural(sum(len(group.guards) for group in left), 'more guard')} of other kinds; "] if left else [""]
     if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
         total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
         several = report.calls is not None and len(report.graphs) > report.calls[2]
         how = "for those of all captures together: a call passes those of one" if several else "a call"
-        said.append(f"{total} {how}, {len(timed)} were timed")
-    return Group(made, Text(", ".join(said), style="dim")) if said else Group(made)
+        which = "all guards" if len(timed) == len(report.guards) else f"those {len(timed)} that were timed"
+        said.append(f"{which} together {total} {how}")
+    return Group(made, Text("".join(said).removesuffix("; "), style="dim")) if "".join(said) else Group(made)
 
 
 def shorten(text: str, length: int = 56) -> str:

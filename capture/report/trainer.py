@@ -30,7 +30,7 @@ class ReportOnce(TrainerCallback):
         reports = [one.report() for one in captured_functions()]
         reports = [report for report in reports if report.graphs or report.breaks or report.why]
         for report in reports:
-            print(report)
+            print(f"\n{report}")
         if not reports:
             print("moebius: nothing was captured; docs/reading-a-report.md says how a Trainer's step is")
         if self.html is not None:

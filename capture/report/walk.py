@@ -6,6 +6,7 @@ The commands are pdb's where pdb has one; an ``r`` before it goes the other way.
 from __future__ import annotations
 
 import cmd
+import inspect
 import linecache
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import IO
 from ..guards.sources import as_written
 from ..trace.recording import Moment, Recording
 from .groups import LIBRARIES, owner_of
+from .words import plural
 
 AROUND = 5  # lines of source on each side
 
@@ -22,8 +24,6 @@ class Walk(cmd.Cmd):
     """One terminal, some recordings. Each command's help is its docstring."""
 
     prompt = "(capture) "
-    doc_header = "Commands (help COMMAND says more):"
-
     def __init__(self, recordings: list[Recording], stdin: IO[str] | None = None, stdout: IO[str] | None = None):
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
@@ -44,7 +44,7 @@ class Walk(cmd.Cmd):
 
     def preloop(self) -> None:
         count = len(self.recordings)
-        self.say(f"{count} capture{'s' * (count > 1)} (`captures` lists them, `help` the commands)")
+        self.say(f"{plural(count, 'capture')} (`captures` lists them, `help` the commands)")
         self.here()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class Walk(cmd.Cmd):
             self.say(f"{self.recording.function}: no line was captured; {self.recording.outcome}")
             return
         source = linecache.getline(moment.file, moment.line).strip()
-        counts = f"{moment.guards} guards, {moment.operators} operators so far"
+        counts = f"{plural(moment.guards, 'guard')}, {plural(moment.operators, 'operator')} so far"
         self.say(f"[{self.at + 1} of {len(moments)}] {place(moment)}: {counts}\n    {source}")
         if self.at == len(moments) - 1:
             then = " that was written down" if self.recording.is_cut else f"; then {self.recording.outcome}"
@@ -75,7 +75,8 @@ class Walk(cmd.Cmd):
         """To the next moment in a direction that stops the walk, or to the end."""
         last, at = len(self.recording.moments) - 1, self.at
         if not 0 <= at + step <= last:
-            self.say("this is the end" if step > 0 else "this is the beginning")
+            further = f"; `capture {self.number + 2}` is the next" if self.number + 1 < len(self.recordings) else ""
+            self.say(f"this is the end of capture {self.number + 1}{further}" if step > 0 else "this is the beginning")
             return
         at += step
         while 0 < at < last and not stops(at):
@@ -208,6 +209,15 @@ class Walk(cmd.Cmd):
         self.open(int(arg) - 1)
         self.here()
 
+    def do_help(self, arg: str) -> None:
+        """h(elp) [COMMAND]: what the commands do."""
+        named = {name[3:]: inspect.getdoc(getattr(self, name)) or "" for name in self.get_names() if name[:3] == "do_"}
+        if arg and arg not in named:
+            self.default(arg)
+        else:
+            del named["EOF"]
+            self.say("\n".join(dict.fromkeys([named[arg]] if arg else named.values())))
+
     def do_quit(self, arg: str) -> bool:
         """q(uit): leave."""
         return True
@@ -217,7 +227,7 @@ class Walk(cmd.Cmd):
         return True
 
     do_s, do_n, do_c, do_b, do_w, do_u, do_d = do_step, do_next, do_continue, do_break, do_where, do_up, do_down
-    do_l, do_g, do_q = do_list, do_guards, do_quit
+    do_l, do_g, do_q, do_h = do_list, do_guards, do_quit, do_help
 
     # ------------------------------------------------------------------------------------------------------------------
     # What they share
@@ -249,11 +259,11 @@ class Walk(cmd.Cmd):
             text = as_written(f"{guard.source}: {guard.check}")
             self.say(f"{text}  ({os.path.basename(guard.file)}:{guard.line})")
         folded = f", {len(guards) - len(own)} of them of {LIBRARIES}" if len(own) < len(guards) else ""
-        self.say(f"{len(guards)} guards{folded}")
+        self.say(f"{plural(len(guards), 'guard')}{folded}")
 
     def tell_operators(self, first: int, last: int | None) -> None:
         found = [t for n, t in self.recording.operators if n > first and (last is None or n <= last)]
-        self.say("\n".join([*found, f"{len(found)} operators"]))
+        self.say("\n".join([*found, plural(len(found), "operator")]))
 
     def emptyline(self) -> bool:
         """Nothing, where cmd would repeat the last command."""

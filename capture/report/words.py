@@ -70,7 +70,7 @@ def counted_once(count: int) -> str:
     return f"{said}, or are run by backward(): each is counted once, however often it runs"
 
 
-NOTHING_COUNTED = "instructions are counted of code that is in a file: of this, none were"
+NOTHING_COUNTED = "no instruction was counted: only those of your own code in files are, not those of libraries"
 ONLY_CAPTURED = "what ran natively after graph breaks was not counted: explain one call to count it"
 COUNTING_STOPPED = (
     "more ran natively: counting stopped in a long native part, so that its time could be measured; explain a later"

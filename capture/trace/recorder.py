@@ -15,6 +15,7 @@ from moebius.interpreter import UNSET, Frame, Program, is_kind
 from ..bytecode.user_code import is_library
 from ..codegen.continuation_code import is_own
 from ..guards.recorder import GuardRecorder, describe
+from ..hook import ABSENT
 from ..python.domain import TrackingDomain
 from ..values.numbers import Number
 from ..values.values import SYMBOLIC, TensorProxy, UndefinedAfterLoop
@@ -44,7 +45,7 @@ class Recorder:
 
     def __init__(self, code: types.CodeType, guards: GuardRecorder, domain: TrackingDomain):
         self.recording = Recording(code.co_qualname, code.co_filename, code.co_firstlineno)
-        self.facts, self.writer = guards.facts, domain.writer
+        self.facts, self.writer, self.objects = guards.facts, domain.writer, domain.objects
         # of each open frame its newest moment, and the instruction that it is at
         self.newest: weakref.WeakKeyDictionary[Frame, tuple[int, int, int]] = weakref.WeakKeyDictionary()
         self.plain: Callable[[Frame], None] = domain.observe
@@ -73,8 +74,9 @@ class Recorder:
         while caller is not None and caller not in self.newest:
             caller = caller.back
         parent = None if caller is None else self.newest[caller][0]
-        variables = zip(frame.program.localsplus, frame.locals, strict=True)
-        values = {name: in_words(value) for name, value in variables if value is not UNSET and not is_own(name)}
+        held = [self.objects.seen_in_cell(v) if type(v) is types.CellType else v for v in frame.locals]
+        variables = zip(frame.program.localsplus, held, strict=True)
+        values = {n: in_words(v) for n, v in variables if v is not UNSET and v is not ABSENT and not is_own(n)}
         code = frame.code
         counts = len(self.facts), self.writer.count
         moments.append(Moment(code.co_filename, line, code.co_qualname, parent, values, *counts))

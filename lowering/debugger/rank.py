@@ -208,7 +208,7 @@ class Rank:
         if threading.get_ident() != self.main:
             return
         frame = users(sys._getframe(1))
-        if self.station.link is None and frame is not None:
+        if self.station.link is None and frame is not None and not read_job(self.folder)["terminal"]:
             sys.stderr.write(f"moebius: rank {self.rank} stands at {frame.f_code.co_filename}:{frame.f_lineno}: "
                              f"moebius debug --attach {self.folder}\n")
         self.debugger.set_trace(frame)

@@ -204,3 +204,26 @@ def test_behind_breaks_a_value_is_told_by_the_statement_that_set_it(written: str
     (item,) = [one for one in report.breaks if one.line == 12]
     (said,) = [one for one in item.origins if one.startswith("value: ")]
     assert said == "value: " + CAME_FROM[written].replace("SCRIPT", "script.py").replace("SET", "9")
+
+
+def saves(x: torch.Tensor) -> torch.Tensor:
+    y, z = x * 2, x + 1
+    with (
+        open("/dev/null", "w") as ä,
+        open("/dev/null", "w") as file,
+    ):
+        z = y + z
+        file.write(str(z.shape) + ä.name)
+    if x.ndim:
+        with open("/dev/null") as file:
+            z = z + 1
+    return y + z
+
+
+def test_a_with_statement_is_what_it_enters() -> None:
+    """Not its body: its variables are none of the expression's."""
+    report = explain(capture(saves))(torch.ones(3))
+    entering = [item for item in report.breaks if "__e" in item.detail]
+    assert len(entering) >= 4 and not [item.origins for item in entering if item.origins]
+    expressions = {item.excerpt.expression for item in entering if item.excerpt is not None}
+    assert expressions == {'open("/dev/null", "w") as ä,', 'open("/dev/null")'}

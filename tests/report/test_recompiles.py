@@ -347,3 +347,20 @@ def test_warnings_stand_at_the_users_line_and_nothing_says_a_name_of_ours(caplog
     assert "y.sum()" in caplog.text and LEFT not in caplog.text and "m_stack" not in caplog.text
     assert "1 operation from" in caplog.text and "1 operations" not in caplog.text
     assert "L['" not in explain(at_a_break)(X.double()).diff(report)
+
+
+def test_an_attribute_that_the_class_had_is_not_called_absent() -> None:
+    class Cache:
+        hits = 0
+
+    cache, table = Cache(), {"a": 1}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        cache.hits += 1
+        table["b"] = table.get("b", 0) + 1
+        return x * 2
+
+    captured = capture(step)
+    captured(X)
+    (item, *_) = explain(captured)(X).recompiles
+    assert (item.old, item.new) == ("not set on the object", "1")

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from moebius.report import Guard, Report
+from moebius.report.records import Recompile
 from moebius.report.text import render
 from moebius.report.words import byte_size, duration, percent, plural, short
 
@@ -141,3 +142,11 @@ def test_a_recursion_in_a_call_stack_is_one_line(report: Report) -> None:
     item.stack = (("a.py", 9, "step"), *[("a.py", 5, "walk")] * 40, (item.file, item.line, item.function))
     text = render(report, width=110)
     assert text.count("in walk") == 1 and "a.py:5 in walk ×40" in text and "a.py:9 in step\n" in text
+
+
+def test_what_a_reader_is_told_of_breaks_that_go_and_of_guards(report: Report) -> None:
+    gone = Recompile("graph break", "method in C", "none", "train.py", 3)
+    assert gone.change == "the graph break (method in C) is gone"
+    assert Recompile("k", "1", "9", "train.py", 3).change == "k was 1, is 9"
+    text = str(report)
+    assert "all guards together" in text or "that were timed together" in text

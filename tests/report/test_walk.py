@@ -67,18 +67,31 @@ def generators(x: torch.Tensor) -> torch.Tensor:
     return sum(items(), torch.zeros(()))
 
 
-PROGRAMS = (straight, branches_and_loops, generators)
+def made_around(w: torch.Tensor, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def cells(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        y = x * w
+        count = count + 1
+        later = lambda: y + count  # noqa: E731
+        y = y * 2
+        text = "kept"
+        return sum([later() + len(text) for _ in range(2)])
+
+    return cells
 
 
-def lines_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
-    """The lines of this file that a plain run comes to, as ``sys.settrace`` tells them."""
-    found: list[tuple[str, int]] = []
+PROGRAMS = (straight, branches_and_loops, generators, made_around(torch.ones(3), 4))
+
+
+def lines_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, int, dict[str, Any]]]:
+    """The lines of this file that a plain run comes to, as ``sys.settrace`` tells them, with the variables there."""
+    found: list[tuple[str, int, dict[str, Any]]] = []
 
     def look(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != __file__:
             return None
         if event == "line":
-            found.append((frame.f_code.co_qualname, frame.f_lineno))
+            found.append((frame.f_code.co_qualname, frame.f_lineno, dict(frame.f_locals)))
         return look
 
     before = sys.gettrace()
@@ -90,12 +103,23 @@ def lines_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
     return found
 
 
+def undone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its closure as it was before the captured call."""
+    return made_around(torch.ones(3), 4) if function.__name__ == "cells" else function
+
+
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_the_moments_are_the_lines_of_a_plain_run(function: Callable[..., Any], recordings: list[Recording]) -> None:
     x = torch.ones(2, 3)
     capture(function, backend="eager")(x)
     (recording,) = recordings
-    assert [(m.function, m.line) for m in recording.moments] == lines_of(function, x)
+    plain = lines_of(undone(function), x)
+    assert [(m.function, m.line) for m in recording.moments] == [line[:2] for line in plain]
+    for moment, (_, _, variables) in zip(recording.moments, plain, strict=True):
+        assert {*moment.values} == {*variables}
+        for name, value in variables.items():
+            said = moment.values[name]
+            assert said == repr(value) if type(value) in (int, str) else said != "a cell"
     guards, operators = [[getattr(m, name) for m in recording.moments] for name in ("guards", "operators")]
     assert guards == sorted(guards) and operators == sorted(operators) and operators[-1] > 0
     assert recording.outcome == "the function returns" and len(recording.guards) >= guards[-1]
@@ -195,3 +219,13 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "['--step', '3']" in done.stdout and "[2 of 2] script.py:6 in step" in done.stdout
     assert "y = float32[2], node add" in done.stdout and "Runs as one graph" not in done.stdout
+
+
+def test_help_has_a_line_for_each_command(recordings: list[Recording]) -> None:
+    capture(straight, backend="eager")(torch.ones(2))
+    text = told(recordings, "help; help n; help nothing")
+    for name in Walk(recordings, io.StringIO(), io.StringIO()).get_names():
+        if name.startswith("do_") and len(name) > 5 and name != "do_EOF":
+            assert f"\n{name[3]}" in text and name[4:] in text
+    assert "End of the input" not in text and text.count("to the next line of this function") == 2
+    assert "no command 'nothing'" in text
