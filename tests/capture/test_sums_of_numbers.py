@@ -1,4 +1,4 @@
-"""``sum`` of numbers: from Python 3.12 on it gives back what each addition of floats loses, and not what ``+`` gives."""
+"""``sum`` of numbers: from Python 3.12 on it gives back what each addition of floats loses; a chain of ``+`` does not."""
 
 from __future__ import annotations
 
