@@ -1,4 +1,4 @@
-"""``sum`` of numbers: from Python 3.12 on it gives back what each addition of floats loses; a chain of ``+`` does not."""
+"""``sum`` of numbers: from Python 3.12 on it gives back what additions of floats lose, and ``+`` does not."""
 
 from __future__ import annotations
 
