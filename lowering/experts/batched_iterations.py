@@ -34,6 +34,7 @@ from moebius.lowering.experts.layout import (
     origin,
     without_grad,
 )
+from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, has_effect, loop_of
 from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, same_value, sized_one
@@ -447,9 +448,7 @@ class Batched(Builder):
         chosen = add_call(self.body, self.down, torch.eq, self.capture(numbers), self.row)
         places = add_call(self.body, self.down, torch.where, chosen)
         self.token = add_call(self.body, self.down, operator.getitem, places, 0)
-        added = self.body.call_function(torch.index_add, (self.state, 0, self.token, rows.node()))
-        stands_at(added, self.down).meta["val"] = self.state.meta["val"]
-        self.body.output((added,))
+        add_rows(self.state, self.token, rows.node(), self.down)
         gates = self.rows_of_zeros(rows.node()) if self.gates is None else None
         if gates is not None:
             for node in reversed(self.written):

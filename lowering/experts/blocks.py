@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
+from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
@@ -310,9 +311,7 @@ class Blocks(Builder):
             raise NoExperts(difference.reason, difference.node) from None
         if not self.uses_row:
             raise NoExperts("nothing says which expert it is", self.first)
-        added = stands_at(self.body.call_function(torch.index_add, (self.state, 0, self.token, result)), self.first)
-        added.meta["val"] = self.state.meta["val"]
-        self.body.output((added,))
+        add_rows(self.state, self.token, result, self.first)
         if self.fault is not None:
             raise self.fault
         self.check_draws(set(self.downs))

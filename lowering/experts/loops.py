@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import fx
 
 from moebius.lowering.graph import ExpertRegion, expert_loop
 from moebius.lowering.operators import behind, loop_body, read_call, target_name
-from moebius.lowering.values import where_of
+from moebius.lowering.values import stands_at, where_of
+
+OURS = "of any dtype"  # says of a sum that it is no line of the program: the operator gives the dtype that is wanted
 
 
 def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
@@ -50,3 +53,10 @@ def loops_are_readable(gm: fx.GraphModule) -> str | None:
         if not isinstance(loop_body(loop).graph.output_node().args[0], tuple | list):
             return f"the body of {loop.name} does not return a tuple"
     return None
+
+
+def add_rows(state: fx.Node, token: fx.Node, rows: fx.Node, at: fx.Node) -> None:
+    """The end of a body that no line of the program adds up: the sum [S, D] with these rows, of any dtype."""
+    added = stands_at(state.graph.call_function(torch.index_add, (state, 0, token, rows)), at)
+    added.meta |= {"val": state.meta["val"], OURS: True}
+    state.graph.output((added,))

@@ -32,6 +32,7 @@ from moebius.lowering.experts.facts import (
     as_product,
     simplify,
 )
+from moebius.lowering.experts.loops import OURS
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.experts.views import moved
@@ -506,7 +507,7 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(position, Coordinate) or rows is None:
         return None
     own, given = reader.dtype(call["input"]), reader.dtype(call[ADDED[call.name]])
-    if own != given:  # (no kernel promotes here, and fake tensors do not say so)
+    if own != given and not call.node.meta.get(OURS):  # (no kernel promotes here, and fake tensors do not say so)
         return Unknown(f"{target_name(call.node)} adds rows of {given} to a sum of {own}, which raises", call.node)
     return Accumulated(state, position, rows, call.node)
 

@@ -190,3 +190,48 @@ def test_rows_of_another_dtype_than_the_sum(add, unrolled):
             function(x, w1, w2, index)
         errors.append(str(error.value))
     assert errors[0] == errors[1]
+
+
+def all_at_once(x, w1, w2, weight, index):
+    gates = torch.zeros(len(x), E, dtype=weight.dtype).scatter(1, index, weight)
+    h = relu(torch.einsum("td,edn->etn", x, w1))
+    return torch.einsum("etd,te->td", torch.einsum("etn,end->etd", h, w2), gates.to(h.dtype))
+
+
+def one_after_another(x, w1, w2, weight, index):
+    order = index.flatten().argsort(stable=True)
+    sizes = index.flatten().bincount(minlength=E).tolist()
+    rows = [relu(part @ w1[e]) @ w2[e] for e, part in enumerate(x[order // K].split(sizes))]
+    return torch.zeros_like(x).index_add(0, order // K, torch.cat(rows).float() * weight.flatten()[order, None])
+
+
+def all_on_all(x, w1, w2, weight, index):
+    out = torch.zeros_like(x)
+    for e, (a, b) in enumerate(zip(w1.unbind(), w2.unbind(), strict=True)):
+        out = out + relu(x @ a) @ b * (weight * (index == e)).sum(-1, keepdim=True)
+    return out
+
+
+@pytest.mark.parametrize("function", [all_at_once, one_after_another, all_on_all])
+def test_sums_of_ours_under_autocast(function):
+    """What adds the rows of a batch of experts up is no line of the program: their dtype is not asked there."""
+
+    def layer(x, w1, w2, logits):
+        weight, index = logits.softmax(-1).topk(K, -1)
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(x, w1, w2, weight, index)
+
+    moebius.reset()
+    captured = capture(layer)
+    values = [torch.randn(s) for s in ((T, D), (E, D, N), (E, N, D), (T, E))]
+    seen = []
+    for call in (captured, layer):
+        leaves = [value.clone().requires_grad_() for value in values]
+        out = call(*leaves)
+        out.float().square().sum().backward()
+        seen.append([out, *(leaf.grad for leaf in leaves)])
+    for ours, plain in zip(*seen, strict=True):
+        assert ours.dtype == plain.dtype
+        torch.testing.assert_close(ours, plain, rtol=0.05, atol=0.05 * plain.abs().max().item())
+    regions = report_of(captured_of(captured)).expert_regions
+    assert regions and all(region.lowered for region in regions)
