@@ -18,6 +18,7 @@ from moebius.kernels import cpu
 from moebius.kernels.contract import Weights
 from moebius.lowering.distribution import Plan, RanksDisagreeError, Sharded, overlap, traffic
 from moebius.lowering.distribution.channels import Channel, Waiting
+from moebius.lowering.distribution.rendezvous import GROUPS
 
 E, D, N, K = 5, 12, 7, 2
 
@@ -86,6 +87,7 @@ def train(sizes, chunks, tokens):
         assert bytes_there == bytes_here and many == few + 2 * 4 * (chunks - 1)
     for mine, theirs in zip(piped[0].parameters(), serial[0].parameters(), strict=True):
         apart = max(apart, distance(mine, theirs), distance(mine.grad, theirs.grad))
+    assert not any(group.pending or group.half for group in GROUPS.values())  # all that was begun was waited for
     return apart, stats(runs[1]).breaks
 
 
