@@ -18,6 +18,8 @@ from moebius.kernels import cpu
 from moebius.kernels.contract import Weights
 from moebius.lowering.distribution import Plan, RanksDisagreeError, Sharded, overlap, traffic
 from moebius.lowering.distribution.channels import Channel, Waiting
+from moebius.lowering.distribution.expert_parallel import start_dispatch
+from moebius.lowering.distribution.rendezvous import GROUPS
 
 E, D, N, K = 5, 12, 7, 2
 
@@ -86,6 +88,7 @@ def train(sizes, chunks, tokens):
         assert bytes_there == bytes_here and many == few + 2 * 4 * (chunks - 1)
     for mine, theirs in zip(piped[0].parameters(), serial[0].parameters(), strict=True):
         apart = max(apart, distance(mine, theirs), distance(mine.grad, theirs.grad))
+    assert not any(group.pending or group.half for group in GROUPS.values())  # all that was begun was waited for
     return apart, stats(runs[1]).breaks
 
 
@@ -224,6 +227,30 @@ def test_a_pipeline_that_breaks_the_contract_is_named(monkeypatch, name, broken,
             capture(step, mesh=mesh_of(2), plan=Plan("ep", chunks=2))(*build(), torch.ones(4, D, dtype=torch.float64))
     finally:
         dist.destroy_process_group()
+
+
+def test_what_moved_is_in_what_ranks_compare_of_backward(monkeypatch):
+    """Ranks whose graphs have another order promise one another nothing: their backward takes a header."""
+    digests, found = [], []
+
+    def write(gm, chunks, of=overlap.write_chunks):
+        of(gm, chunks)
+        digests[:] = [node.args[overlap.DIGEST] for node in gm.graph.nodes if node.target is start_dispatch]
+
+    def otherwise(node, of=overlap.wait_late):
+        return [*of(node), "another"]
+
+    monkeypatch.setattr(overlap, "write_chunks", write)
+    for way in (overlap.wait_late, overlap.wait_late, otherwise):
+        monkeypatch.setattr(overlap, "wait_late", way)
+        dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+        try:
+            capture(step, mesh=mesh_of(2), plan=Plan("ep", chunks=2))(*build(), torch.ones(4, D, dtype=torch.float64))
+        finally:
+            dist.destroy_process_group()
+        found.append(list(digests))
+    first, again, other = found
+    assert 0 not in first and first == again and set(first).isdisjoint(other)
 
 
 @pytest.mark.parametrize("chunks", [0, -1, 1.5, True, "2"])
