@@ -19,6 +19,7 @@ from . import (
     routers,
     runners,
     structures,
+    unlisted,
 )
 from .script import SCRIPTS, Script
 
@@ -26,5 +27,5 @@ __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "mixtures",
     "optimizing",
     "pictures", "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners",
-    "structures",
+    "structures", "unlisted",
 ]  # fmt: skip
