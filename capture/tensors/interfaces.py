@@ -63,6 +63,9 @@ class HookedGradients(Protocol):
     @property
     def hooks(self) -> Hooks: ...
 
+    @property
+    def in_a_hook(self) -> bool: ...
+
 
 class TensorOperators(Operations, Protocol):
     """``tensors.TensorOperations``."""

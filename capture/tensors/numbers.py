@@ -20,6 +20,7 @@ from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, comp
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break
+from .graphs import GraphScope
 
 if TYPE_CHECKING:
     from ..guards.sources import Source
@@ -36,6 +37,8 @@ QUESTIONS = frozenset(
 RESULTS = NUMPY_NUMBERS | TYPES
 PLAIN_OPERANDS = RESULTS | {str, type(None)}
 CERTAIN = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs, min, max})
+READ = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool)  # as Python's floats, and yes or no
+SHORT = 64  # numbers of a list, each of which is a node
 LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
 
 
@@ -56,6 +59,27 @@ class Numbers:
         node = self.writer.node("call_method", "item", (proxy,), {})
         node.meta["val"] = None
         return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
+
+    def item_of(self, proxy: Any) -> Number | None:
+        """The same, None where it is to be a graph break."""
+        if proxy.fake.dtype not in READ or proxy.fake.numel() != 1:
+            return None
+        with self.writer.in_front((proxy.node,), GraphScope.only_asks):
+            inner = self.writer.is_inner and not self.tensors.gradients.in_a_hook
+            return None if inner or self.writer.in_loop else self.of_item(proxy)
+
+    def list_of(self, proxy: Any) -> list[Number] | None:
+        """``tensor.tolist()`` of such a vector, if it is short; else None."""
+        fake, writer = proxy.fake, self.writer
+        if not self.tensors.whole_step or fake.dtype not in READ or fake.dim() != 1 or writer.is_inner:
+            return None
+        if not is_kind(fake.shape[0], int) or fake.shape[0] > SHORT:
+            return None
+        node = writer.node("call_method", "tolist", (proxy,), {})
+        items = [writer.node("call_function", operator.getitem, (node, i), {}) for i in range(fake.shape[0])]
+        for part in (node, *items):
+            part.meta["val"] = None
+        return [Number(self, fake.dtype is torch.bool or 0.5, item) for item in items]
 
     def of_array(
         self, function: Callable[..., Any], args: tuple, value: Any, sources: tuple[Source, ...] | None = None,

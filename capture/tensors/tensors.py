@@ -51,7 +51,7 @@ from .fakes import (
 )
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
-from .graphs import GraphScope, GraphWriter
+from .graphs import GraphWriter
 from .index_lists import IndexList
 from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
 from .interfaces import TensorAssumptions
@@ -79,7 +79,6 @@ def depends_on_data(function: Any, error: Exception) -> Break:
         return lacks_fake(function)
     detail = f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}"
     return Break("data-dependent operator", detail, "write it without a branch or a size that depends on values")
-
 
 class TensorOperations:
     """All tensor operators of one trace."""
@@ -239,6 +238,8 @@ class TensorOperations:
             return self.gradients.switch(proxy, *args, **kwargs)
         if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
             return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy))
+        if name == "tolist" and not args and (numbers := self.numbers.list_of(proxy)) is not None:
+            return numbers
         if name in READS_VALUES:
             raise Break(
                 "tensor read as a number",
@@ -272,13 +273,7 @@ class TensorOperations:
             return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
-        if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
-            return None
-        if proxy.fake.numel() != 1:
-            return None
-        with self.writer.in_front((proxy.node,), GraphScope.only_asks):
-            inner = self.writer.is_inner and not self.gradients.in_a_hook
-            return None if inner or self.writer.in_loop else self.numbers.of_item(proxy)
+        return self.numbers.item_of(proxy)
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""

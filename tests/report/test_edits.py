@@ -56,10 +56,10 @@ EXPRESSIONS = {
         "int(x.abs().sum())", "int(x.abs().sum().item())", "math.floor(x.sum().item())", "math.ceil(x.sum())",
         "int(x[0, 0] * 7)", "math.trunc(x.sum().item())",
     ],
-    "a list of numbers": [
-        "max(x[0].tolist())", "min((x[0] * 2).tolist())", "len(x.tolist())", "x[0].tolist()[-1]",
-        "torch.tensor(x.tolist())", "sum(v * 2 for v in x[0].tolist())",
-        "sum(i * v for i, v in enumerate(x[1].tolist()))", "sum(len(r) for r in x.tolist())",
+    "a list of numbers": [  # (short ones break no graph)
+        "max(x.repeat(1, 17)[0].tolist())", "min((x.repeat(1, 17)[0] * 2).tolist())", "len(x.tolist())",
+        "x.repeat(1, 17)[0].tolist()[-1]", "torch.tensor(x.tolist())", "sum(v * 2 for v in x.repeat(1, 17)[0].tolist())",
+        "sum(i * v for i, v in enumerate(x.repeat(1, 17)[1].tolist()))", "sum(len(r) for r in x.tolist())",
     ],
     "a list that a tensor indexes": [
         "RATES[x[0].argmax()]", "WIDTHS[whole[0]]", "[1.5, 2.5, 3.5, 4.5][int(x[0].argmax())]",
@@ -161,7 +161,8 @@ def close(a: object, b: object) -> bool:
     [
         "float(np.std(x.numpy()))", "np.max(x.numpy(), axis=0).mean()",
         "torch.from_numpy(np.rint(x.numpy()[0] / whole.numpy()))",
-        "torch.tensor([x.sum(), 2.0]).sum()", "id(x)", "sorted(x[0].tolist())[0]", "sum(x[0].tolist())",
+        "torch.tensor([x.sum(), 2.0]).sum()", "id(x)", "sorted(x[0].tolist())[0]",
+        "sum(x.repeat(1, 17)[0].tolist())",
         "[RATES, WIDTHS][whole[1]][0]", "{float(x.sum()): 1}[float(x.sum())]", "len(set(x.numpy()[0].tolist()) | {1})",
     ],
 )  # fmt: skip
