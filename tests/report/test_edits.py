@@ -58,7 +58,8 @@ EXPRESSIONS = {
     ],
     "a list of numbers": [  # (short ones break no graph)
         "max(x.repeat(1, 17)[0].tolist())", "min((x.repeat(1, 17)[0] * 2).tolist())", "len(x.tolist())",
-        "x.repeat(1, 17)[0].tolist()[-1]", "torch.tensor(x.tolist())", "sum(v * 2 for v in x.repeat(1, 17)[0].tolist())",
+        "x.repeat(1, 17)[0].tolist()[-1]", "torch.tensor(x.tolist())",
+        "sum(v * 2 for v in x.repeat(1, 17)[0].tolist())",
         "sum(i * v for i, v in enumerate(x.repeat(1, 17)[1].tolist()))", "sum(len(r) for r in x.tolist())",
     ],
     "a list that a tensor indexes": [
