@@ -64,9 +64,10 @@ class Numbers:
         """The same, None where it is to be a graph break."""
         if proxy.fake.dtype not in READ or proxy.fake.numel() != 1:
             return None
-        with self.writer.in_front((proxy.node,), GraphScope.only_asks):
-            inner = self.writer.is_inner and not self.tensors.gradients.in_a_hook
-            return None if inner or self.writer.in_loop else self.of_item(proxy)
+        writer, gradients = self.writer, self.tensors.gradients
+        with writer.in_front((proxy.node,), GraphScope.only_asks):
+            inner = writer.is_inner and not gradients.in_a_hook
+            return None if inner or writer.in_loop else self.of_item(proxy)
 
     def list_of(self, proxy: Any) -> list[Number] | None:
         """``tensor.tolist()`` of such a vector, if it is short; else None."""
@@ -190,7 +191,8 @@ class Numbers:
 
     def scope_of(self, number: Number) -> Any:
         """The open scope whose graph computes the number."""
-        return None if number.node is None else self.writer.scope.scope_of(number.node)
+        innermost = self.writer.scope
+        return None if number.node is None else innermost.scope_of(number.node)
 
     # ------------------------------------------------------------------------------------------------------------------
     # What is computed
