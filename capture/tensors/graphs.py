@@ -14,7 +14,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering import only_computes
-from moebius.lowering.graph import skip_iteration
+from moebius.lowering.graph import expert_loop, skip_iteration
 
 from ..bytecode import progress
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
@@ -94,8 +94,9 @@ class GraphScope:
         return scope
 
     def only_asks(self) -> bool:
-        """Whether nothing in it so far writes."""
-        return all(n.op == "placeholder" or n.target is skip_iteration or only_computes(n) for n in self.graph.nodes)
+        """Whether nothing in it so far writes, and no loop or branch stands in it."""
+        nodes = [n for n in self.graph.nodes if n.op != "placeholder" and n.target is not skip_iteration]
+        return all(n.target is not expert_loop and only_computes(n) for n in nodes)
 
     def own(self, node: fx.Node) -> fx.Node:
         """The node as this scope's graph knows it: itself, or a placeholder that it is lifted into."""

@@ -39,6 +39,7 @@ SIDES = {
     "elif": "if {c}:\n    {p} = {a}\nelif v < -0.5:\n    {p} = {b}",
     "nested": "if {c}:\n    if v > 0.5:\n        {p} = {a}\n    else:\n        {p} = {b}",
     "a_tensor_as_well": "if {c}:\n    x = x * 2\n    {p} = {a}\nelse:\n    {p} = {b}",
+    "behind_a_branch": "if {c}:\n    if v > 0.5:\n        x = x * 2\n    {p} = {a}",
     "behind_a_write": "if {c}:\n    x.mul_(3)\n    {p} = {a}",
 }
 USES = {
@@ -108,7 +109,8 @@ CHOSEN = random.Random("numbers of sides").sample(cases(), 1200)
 def test_as_plain_python_has_them(case: tuple[str, ...]) -> None:
     captured = compared(program(*case), str(case))
     sides, use = case[3], case[6]
-    if use not in IN_ONE_GRAPH or sides in ("a_tensor_as_well", "behind_a_write") or "item()" in "".join(case[4:6]):
+    of_tensors = sides in ("a_tensor_as_well", "behind_a_branch", "behind_a_write")
+    if use not in IN_ONE_GRAPH or of_tensors or "item()" in "".join(case[4:6]):
         return
     if use == "computed_with" and case[0] != "float":
         return  # (an int of which nothing is known, times a float)
@@ -134,6 +136,12 @@ def test_what_may_raise_does_so_where_its_side_runs_alone(computed: str) -> None
         return found
 
     assert runs(lambda f: capture(f, backend="eager")) == runs(lambda f: f)
+
+
+def test_a_number_is_read_behind_a_branch_in_a_side() -> None:
+    for condition in CONDITIONS:
+        case = ("float", "attribute", condition, "behind_a_branch", "x.sum().item()", "v", "returned")
+        compared(program(*case), str(case))
 
 
 @pytest.mark.parametrize("kind", LEFT)
