@@ -26,6 +26,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.masked import scaled_rows
 from moebius.lowering.experts.provisional import Provisional
+from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.unbatched import NotBatched, without_vmap
 from moebius.lowering.experts.views import equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
@@ -231,7 +232,10 @@ def is_matrices(node: Any) -> bool:
     return isinstance(node, fx.Node) and len(shape_of(node) or ()) == 3
 
 
-def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node]:
+def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """``weight[index]``, where no index can be negative: this counts from the end, and what is replaced raises."""
+    if index_bounds(index) is None:
+        return None
     made = add_call(node.graph, node, operator.getitem, weight, index)
     return made, made
 

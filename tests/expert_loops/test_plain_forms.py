@@ -234,3 +234,30 @@ def test_sums_of_ours_under_autocast(function):
         torch.testing.assert_close(ours, plain, rtol=0.05, atol=0.05 * plain.abs().max().item())
     regions = report_of(captured_of(captured)).expert_regions
     assert regions and all(region.lowered for region in regions)
+
+
+LOOKUPS = {
+    "index_select": "w1.index_select(0, index_TK.view(-1)).view(10, 2, 8, 16)",
+    "gather": "torch.gather(w1, 0, index_TK.view(-1)[:, None, None].expand(-1, 8, 16)).view(10, 2, 8, 16)",
+    "one_hot": "torch.einsum('tke,edn->tkdn', F.one_hot(index_TK, 4).to(w1.dtype), w1)",
+}
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_an_index_that_torch_refuses_is_refused(name, wrong):
+    names = {"torch": torch, "F": torch.nn.functional, "w1": torch.randn(4, 8, 16), "w2": torch.randn(4, 16, 8)}
+    text = (
+        "def step(x_TD, index_TK, weight_TK):\n"
+        f"    h_TKN = torch.einsum('td,tkdn->tkn', x_TD, {LOOKUPS[name]}).relu()\n"
+        "    y_TKD = torch.einsum('tkn,tknd->tkd', h_TKN, w2[index_TK])\n"
+        "    return (y_TKD * weight_TK[..., None]).sum(1)\n"
+    )
+    exec(text, names)
+    index_TK = torch.randint(0, 4, (10, 2))
+    captured, given = moebius.capture(names["step"]), (torch.randn(10, 8), index_TK, torch.rand(10, 2))
+    torch.testing.assert_close(captured(*given), names["step"](*given))
+    index_TK[3, 1] = wrong
+    for step in (names["step"], captured):
+        with pytest.raises((IndexError, RuntimeError)):
+            step(*given)
