@@ -85,6 +85,7 @@ class TrackingDomain(Operators, Containers):
         self.root: Frame | None = None
         self.root_steps = 0
         self.stop_at: int | None = None
+        self.handles_errors: Callable[[], bool] = lambda: False  # whether a handler of the user's would see one now
         self.asked_compiling: set[tuple[str, str]] = set()  # file and name of functions that asked ``is_compiling()``
         self.compiling_for: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
         self.options: Options | None = None  # what the callable being traced was captured with

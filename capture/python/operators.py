@@ -145,8 +145,8 @@ class Operators(Parts):
                 OPERATORS[op.removesuffix("=")](example(left), example(right))  # Python's own error, where there is one
             left, right = (int(v) if type(v) is bool else v for v in (left, right))
             if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
-                if right_kind is torch.SymInt and op[0] in "/%" and not torch_private.depends_on_values(right):
-                    bool(right == 0)  # a guard: another size may be Python's ZeroDivisionError
+                if op[0] in "/%" or name == "**" and not (type(right) is int and right >= 0):
+                    self.look_at_divisor(left if name == "**" else right)
                 return OPERATORS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
             if op not in ("+", "*", "+=", "*="):
                 raise Break(
@@ -171,6 +171,16 @@ class Operators(Parts):
         return self.objects.made(
             super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
         )
+
+    def look_at_divisor(self, divisor: Any) -> None:
+        """A guard that a size is not 0: with 0 it may be Python's ZeroDivisionError. Of a number that values decide the
+        running step finds that out, so that it is a graph break where a handler of the user's would see the error."""
+        if type(divisor) in SYMBOLIC and torch_private.depends_on_values(divisor):
+            if self.handles_errors():
+                detail = f"division by {divisor}, a number that values decide"
+                raise Break("arithmetic that may fail", detail, "it runs natively, and a handler sees its error")
+        elif type(divisor) is torch.SymInt:
+            bool(divisor == 0)
 
     def numpy_binary(self, op: str, left: Any, right: Any) -> Any:
         """``left op right``, an operator or a comparison, one of which is a number of numpy's."""

@@ -78,6 +78,7 @@ class Parts(Domain):
     instructions: int
     counter: Counter
     root_steps: int
+    handles_errors: Callable[[], bool]
     asked_compiling: set[tuple[str, str]]
     compiling_for: frozenset[tuple[str, str]]
     making: dict[Frame | None, Any]

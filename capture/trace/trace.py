@@ -44,7 +44,7 @@ from ..values.values import TRACING, Break
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
-from .may_raise import refuse_lost_handler
+from .may_raise import is_in_handler, opened, refuse_lost_handler
 from .native_pieces import why_whole
 from .provenance import place_of, shown_at, users_place, without_ours, written
 from .recorder import Recorder, Recordings
@@ -98,6 +98,7 @@ class Trace:
         self.tensors.is_handled = self.is_handled
         domain = self.domain = TrackingDomain(self.objects, self.tensors)
         domain.stop_at, self.counter = stop_at, domain.counter
+        domain.handles_errors = lambda: any(map(is_in_handler, opened(self.machine.frame)))
         loops, bounds, self.inference = domain.loops, domain.bounds, domain.calls.inference
         bounds.elsewhere = assumptions.not_bounds
         self.inference.allowed = not assumptions.inference_breaks

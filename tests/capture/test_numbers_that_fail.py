@@ -1,0 +1,80 @@
+"""Arithmetic that fails on a number that values decide: a handler of the step's sees the error as in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from moebius import capture, explain
+
+NUMBERS = {
+    "a counted integer": lambda x: (x > 2).nonzero().shape[0],
+    "an integer of a tensor": lambda x: x[0].long().clamp(0, 2).item(),
+    "its negative": lambda x: -x[0].long().item(),
+    "an integer that a branch chooses": lambda x: 0 if x.sum() > 4 else 2,
+    "a float of a tensor": lambda x: x[0].item(),
+    "a float that a branch chooses": lambda x: 0.0 if x.sum() > 4 else 2.0,
+}
+FAILING = {
+    "10 / k": lambda k: 10 / k,
+    "10 // k": lambda k: 10 // k,
+    "10 % k": lambda k: 10 % k,
+    "7.5 // k": lambda k: 7.5 // k,
+    "divmod": lambda k: divmod(10, k),
+    "k / (k - 1)": lambda k: k / (k - 1),
+    "(k + 3) % (k - 1)": lambda k: (k + 3) % (k - 1),
+    "1 / (k * 0.5)": lambda k: 1 / (k * 0.5),
+    "k ** -1": lambda k: k**-1,
+    "0 ** -k": lambda k: 0**-k,
+    "shift": lambda k: 1 << int(k),
+    "sqrt": lambda k: math.sqrt(k - 1),
+    "log": math.log,
+    "item": lambda k: [1, 2][int(k)],
+    "int of a quotient": lambda k: int(5 / k),
+    "round of a quotient": lambda k: round(7 / k),
+    "range": lambda k: list(range(0, 5, int(k))),
+    "chr": lambda k: chr(int(k)),
+}
+
+
+@pytest.mark.share(40)
+@pytest.mark.parametrize("failing", FAILING)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_handler_sees_the_error(number, failing):
+    def step(x):
+        k = NUMBERS[number](x)
+        try:
+            y = FAILING[failing](k)
+        except (ZeroDivisionError, ValueError, OverflowError, IndexError) as error:
+            y = str(error)
+        return x * 2, y
+
+    captured = capture(step, backend="eager")
+    for start in (-1, 0, 1, 2, 0, 1, -1, 3):
+        x = torch.arange(4.0) + start
+        assert repr(captured(x)) == repr(step(x))
+
+
+def test_a_with_block_that_handles_nothing_is_no_handler():
+    def step(x):
+        with torch.no_grad(), torch.autocast("cpu"):
+            return x * 2 / (x > 2).sum().item()
+
+    x = torch.arange(4.0) + 1
+    report = explain(step, backend="eager")(x)
+    assert torch.equal(report.result, step(x)) and report.breaks == []
+
+
+def test_nobody_else_divides_in_parts():
+    def step(x):
+        return x + 10 / (x > 2).nonzero().shape[0]
+
+    x = torch.arange(4.0) + 1
+    report = explain(step, backend="eager")(x)
+    assert torch.equal(report.result, step(x)) and report.breaks == []
+    captured = capture(step, backend="eager")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            captured(-x)
