@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
