@@ -6,11 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 from beside_eager import compare, regions_of
+from module_layers import Layer
 from spellings import D, E, K
+from table import tensors
 
-from moebius import capture, stats
+import moebius
+from moebius import capture, explain, stats
 from moebius.lowering import operators
 from moebius.lowering.experts import rules_routing
+from moebius.lowering.step import chosen
 from moebius.tensors import counts
 from moebius.torch_facts import torch_private
 from moebius.torch_facts.torch_fakes import FakeWorld
@@ -98,9 +102,15 @@ def test_counts_of_marks():
 
 @pytest.mark.parametrize("layer", [skips_at_most_none, of_marks])
 def test_counts_that_nothing_is_known_of(monkeypatch, layer):
-    """The step is held to the branch as it went: no more one capture for all batches."""
+    """Where the slices begin is a number that branches choose then, and no plain sum of counts."""
+    x, moe = tensors(0)[0], Layer().double()
+    report = explain(layer, backend="eager")(x, moe)
+    assert all(node.target is not chosen for graph in report.graphs for node in graph.gm.graph.nodes)
     monkeypatch.setattr(counts, "never_negative", lambda *_: False)
-    assert compare(layer)[0] != 1
+    moebius.reset()
+    report = explain(layer, backend="eager")(x, moe)
+    assert any(node.target is chosen for graph in report.graphs for node in graph.gm.graph.nodes)
+    assert compare(layer)[0] == 1
 
 
 def one_too_few(x, moe):
