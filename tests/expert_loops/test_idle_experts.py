@@ -150,7 +150,7 @@ class OthersFirst(Layer):
 
 
 class OneAdded(ZerosInTraining):
-    """What is added is no zero: where it stands counts for its rounding, so nothing is moved."""
+    """What is added is no zero: where it stands counts for its rounding."""
 
     def mix(self, x, weight, index):
         y = torch.zeros_like(x)
@@ -218,8 +218,6 @@ def test_idle_experts(kind, backend):
     found = [region for member in owner.family() for segment in member.segments for region in segment.regions]
     if backend == "moebius" and kind in LOWERED:
         assert found and all(region.lowered for region in found), [region.refusal for region in found]
-    if kind is OneAdded:
-        assert not any(region.lowered for region in found)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
