@@ -33,7 +33,7 @@ rank = int(os.environ["RANK"])
 store = dist.FileStore(os.environ["STORE"], 2)
 store.set(f"rank {rank} is here", "")  # (one may be long in coming; the group's timeout is short)
 store.wait(["rank 0 is here", "rank 1 is here"])
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=4))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=12))
 time.sleep(1.5)
 
 def scaled(x):
@@ -203,7 +203,7 @@ def test_a_rank_that_stops_alone_is_waited_for(start: Any) -> None:
     terminal = start(["--rank", "0", "--at", f"train.py:{NOBODY}"], "alone")
     said = terminal.until(r"\(rank 0 of 2\) ")
     assert "rank 0 stands" in said and f"rank 1 runs, at train.py:{REDUCE} in step" in said
-    time.sleep(6)
+    time.sleep(16)
     assert terminal.type("p how").strip().startswith("'alone'")
     assert "done" in terminal.type("c", "has ended")
     assert terminal.end() == 0
