@@ -47,6 +47,16 @@ class Identities(Store):
                 if not first.static:
                     self.guards.same_or_distinct("same", first, other)
 
+    def is_one_tuple(self, left: Any, right: Any) -> bool:
+        """Whether one tuple was found at two places that have inputs of their own for its tensors (``Aliases``)."""
+        met = [self.tuples.get(id(value)) for value in (left, right)]
+        if not (met[0] and met[1] and met[0].original is met[1].original):
+            return False
+        first, second = sorted((one.places[0] for one in met if one), key=lambda place: place.static)
+        if not first.static:
+            self.alias(first, second, met[0].original)
+        return True
+
     def places_of(self, value: tuple) -> list[Source]:
         """Where a tuple was found; nowhere, if the step made it."""
         met = self.tuples.get(id(value))

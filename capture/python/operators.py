@@ -491,10 +491,11 @@ class Operators(Parts):
 
     def is_one(self, left: Any, right: Any) -> bool:
         """``is``, where it is only the first part of ``==``."""
-        if left is not right:
+        if left is not right and not self.objects.is_one_tuple(left, right):
             refuse_one_or_two(left, right, self.objects.outcomes)
             self.objects.guard_distinct(left, right)
-        return left is right
+            return False
+        return True
 
     def is_none(self, value: Any) -> bool:
         if issubclass(type(value), UndefinedAfterLoop):

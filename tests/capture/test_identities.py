@@ -91,14 +91,8 @@ def told(function, *args):
         return type(error).__name__
 
 
-# Not so yet, since before 214e51fd: a tuple that is asked for at two places, one of them an argument, with a tensor in
-# it, makes a guard that does not hold for the call it was made from. The function runs natively then, with a warning.
-NOT_YET = pytest.mark.xfail(strict=True, reason="`is` of a tuple of tensors found at two places")
-KINDS = [pytest.param(kind, marks=NOT_YET if kind == "tuple of tensors" else ()) for kind in MAKERS]
-
-
 @pytest.mark.share(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_another_object_of_the_kind_is_another_one(kind):
     make = MAKERS[kind]
     first, second = make(), make()
