@@ -507,7 +507,10 @@ class BuiltinHandlers(CallParts):
         return True if self.domain.is_same(owner, other) else NotImplemented
 
     def object_ne(self, owner: Any, other: Any) -> Any:
-        return False if self.domain.is_same(owner, other) else NotImplemented
+        """The opposite of what the class's own ``__eq__`` says (Objects/typeobject.c object_richcompare)."""
+        method = self.attributes.on_type(type_of(owner), "__eq__")
+        equal = self.call(self.attributes.bind(method, owner, type_of(owner)), [other], {})
+        return equal if equal is NotImplemented else not self.domain.truth(equal)
 
     def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
         """``object.__init_subclass__`` does nothing."""

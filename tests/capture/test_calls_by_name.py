@@ -59,3 +59,27 @@ def test_a_text_that_varies_is_read_as_the_number_that_it_is(given):
 
     texts = ["10", "11", "ff", "7", "12", "11", "zz", "10"]
     assert told(capture(step, backend="eager"), texts) == told(step, texts)
+
+
+class Equal:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __eq__(self, other):
+        return self.answer if other is not None else NotImplemented
+
+
+@pytest.mark.parametrize("answer", [True, False, [1], [], NotImplemented, torch.tensor(True), torch.tensor([0, 1])])
+@pytest.mark.parametrize("ask", ["a.__ne__(b)", "object.__ne__(a, b)", "super(Equal, a).__ne__(b)", "a != b"])
+def test_not_equal_is_what_the_own_equal_says(answer, ask):
+    one = Equal(answer)
+    step = eval(f"lambda x, a, b: (x + 1, {ask})", {"Equal": Equal})
+    captured = capture(step, backend="eager")
+    for other in (1, None, one, Equal(True), 1):
+        told = []
+        for run in (step, captured):
+            try:
+                told.append(repr(run(torch.ones(1), one, other)[1]))
+            except RuntimeError as error:
+                told.append(str(error))
+        assert told[0] == told[1], other
