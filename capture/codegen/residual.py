@@ -30,7 +30,7 @@ from ..bytecode.hidden_frames import residual_file
 from ..guards.sources import Source, Static
 from ..heap.iterator_states import give_state, state_of
 from ..heap.objects import Objects
-from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, raw_dict
+from ..heap.records import CONTAINERS, DICTS, FACTORY, LISTS, SETS, raw_dict, raw_items
 from ..hook import ABSENT, copy_set
 from ..python import natives
 from ..python.callbacks import InTrace
@@ -207,7 +207,7 @@ class Emitter:
     def tuple_value(self, value: tuple) -> str:
         if type(value) is tuple and is_constant(value):
             return self.constant(value)
-        items = [self.value(v) for v in value]
+        items = [self.value(v) for v in raw_items(value)]
         text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
         if type(value) is tuple:
             return self.assign(value, text)
@@ -411,8 +411,8 @@ class Emitter:
         base = next((b for b in cls.__mro__ if b in CONTAINERS or b is tuple or b is BaseException), object)
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
-            name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
             made_by_c: Any = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
+            name = self.assign(value, f"{self.constant(made_by_c)}.__new__({self.constant(cls)}{args})")
             if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
                 self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
@@ -435,6 +435,9 @@ class Emitter:
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
             if base is collections.deque:
                 self.lines.append(f"{self.constant(base)}.__init__({name}, (), {value.maxlen!r})")
+            if base is collections.defaultdict:
+                factory = FACTORY.__get__(value)
+                self.lines.append(f"{self.constant(FACTORY)}.__set__({name}, {self.value(factory)})")
         if base in DICTS:
             self.fill_dict(name, self.constant(base), dict(dict.items(value)))
         elif base in LISTS:

@@ -15,7 +15,7 @@ from ..guards.sources import Source, Static, part
 from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS
 from .identities import HasItems, Identities, SameItems
-from .records import MetTuple, Record
+from .records import MetTuple, Record, raw_items
 
 
 class Compounds(Identities):
@@ -82,6 +82,7 @@ class Compounds(Identities):
         return value
 
     def enter_tuple(self, value: Any, source: Source) -> Any:
+        items = raw_items(value)
         if type(value) is frozenset and any(is_kind(item, torch.Tensor) for item in value):
             hint = "keep them in a list or a dict"
             raise UnfollowedTensor("frozenset of tensors", f"{source.name} holds tensors, in no order of theirs", hint)
@@ -92,19 +93,19 @@ class Compounds(Identities):
                 if len(value) > 1:  # equal ones may have been made in another order, and give their items in another
                     self.guards.holds(source.name, "its items stand in this order", SameItems(tuple(value)), source)
                 return self.enter_items(value, source)
-            self.guards.check("length", source, len(value), text=f"has {len(value)} items")
+            self.guards.check("length", source, len(items), text=f"has {len(items)} items")
         elif type(value) is frozenset:
             return self.enter_items(value, source)
         entered = [
             self.enter(x, Static(f"{source.name}[{i}]", x) if source.static else part(source, "tuple_item", i))
-            for i, x in enumerate(value)
+            for i, x in enumerate(items)
         ]
         met = self.tuples.get(id(value))
-        if met is not None and all(a is b for a, b in zip(entered, met.entered, strict=True)):
+        if met is not None and all(a is b for a, b in zip(entered, raw_items(met.entered), strict=True)):
             met.places.append(source)
             return met.entered
         found: Any
-        if all(a is b for a, b in zip(entered, value, strict=True)):
+        if all(a is b for a, b in zip(entered, items, strict=True)):
             found = value
             if type(value) is not tuple:
                 self.records.setdefault(id(value), Record(value, source))

@@ -20,7 +20,7 @@ from ..python.enums import hashes_by_name
 from ..regions.autograd_joins import refuse_outcome
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
-from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
+from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict, raw_items
 from .store import Store
 
 
@@ -30,7 +30,8 @@ class Identities(Store):
     def guard_tuples(self, left: tuple, right: tuple) -> None:
         """``left is right`` of two tuples. For all other guards a place that holds another tuple of the same items has
         not changed."""
-        if len(left) != len(right) or not left or not all(map(may_be_one, left, right)):
+        mine, other = raw_items(left), raw_items(right)
+        if len(mine) != len(other) or not mine or not all(map(may_be_one, mine, other)):
             return
         places = list(dict.fromkeys([*self.places_of(left), *self.places_of(right)]))
         for value in (left, right):
@@ -43,9 +44,9 @@ class Identities(Store):
                     self.guards.check("is", path, original, text="is this very tuple")
         if left is right and len(places) > 1:
             first, *others = sorted(places, key=lambda place: place.static)
-            for other in others:
+            for place in others:
                 if not first.static:
-                    self.guards.same_or_distinct("same", first, other)
+                    self.guards.same_or_distinct("same", first, place)
 
     def is_one_tuple(self, left: Any, right: Any) -> bool:
         """Whether one tuple was found at two places that have inputs of their own for its tensors (``Aliases``)."""
@@ -165,9 +166,10 @@ class Identities(Store):
             refuse_outcome(key, self.outcomes)
             return key
         if is_kind(key, tuple):
-            keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]
-            same = all(a is b for a, b in zip(keys, key, strict=True))
-            if same:
+            refuse_own_hash(key)
+            items = raw_items(key)
+            keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in items]
+            if all(a is b for a, b in zip(keys, items, strict=True)):
                 return key
             # (a class of its own may make its tuples otherwise)
             return tuple.__new__(type(key), keys) if hasattr(key, "_fields") else tuple(keys)
@@ -187,15 +189,20 @@ class Identities(Store):
                 "a dict, a set or hash() needs the value of a number that is another one in each call",
                 "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
-        if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
-            own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
-            if own and not hashes_by_name(type(key)) and type(key) not in torch_private.OPERATOR_OBJECTS:
-                raise Break(
-                    "key with its own hash",
-                    f"a {type(key).__name__} is used as a dict key",
-                    "use a plain key (str, int, a tuple of them)",
-                )
+        refuse_own_hash(key)
         return key
+
+
+def refuse_own_hash(key: Any) -> None:
+    """A key that is hashed and compared by Python code of its class."""
+    if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
+        own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
+        if own and not hashes_by_name(type(key)) and type(key) not in torch_private.OPERATOR_OBJECTS:
+            raise Break(
+                "key with its own hash",
+                f"a {type(key).__name__} is used as a dict key",
+                "use a plain key (str, int, a tuple of them)",
+            )
 
 
 METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)

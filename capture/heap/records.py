@@ -16,9 +16,11 @@ from ..guards.sources import Source
 from ..hook import ABSENT
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+FACTORY: Any = vars(collections.defaultdict)["default_factory"]
 LISTS = (list, collections.deque)
 SETS = (set,)
 CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
+WITH_ITEMS = frozenset((*CONTAINERS, tuple, frozenset))
 VIEWS: tuple[type, ...] = (
     type({}.keys()),
     type({}.values()),
@@ -117,6 +119,12 @@ def contents_of(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return ABSENT
+
+
+def raw_items(value: Any) -> Any:
+    """The items of a container, as those that iterating gives, without running any of the user's code."""
+    base: Any = next((base for base in type(value).__mro__ if base in WITH_ITEMS), None)
+    return value if base in (None, type(value)) else list(base.__iter__(value))
 
 
 def raw_dict(obj: Any) -> dict | None:

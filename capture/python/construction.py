@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import CONTAINERS, DICTS
+from ..heap.records import CONTAINERS, DICTS, FACTORY
 from ..hook import ABSENT
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
@@ -219,7 +219,7 @@ class Construction(CallParts):
             raise Break("container initialised again", type(owner).__name__, "make a new one")
         self.objects.touch(owner)
         if base is collections.defaultdict and args:
-            owner.default_factory = args[0]
+            FACTORY.__set__(owner, args[0])
             args = args[1:]
         if base in DICTS:
             if args:
@@ -230,19 +230,21 @@ class Construction(CallParts):
             target(owner, self.listed(args[0]) if base is list else self.drain(args[0]))
 
     def make_dict(self, *args: Any, **kwargs: Any) -> dict:
-        if len(args) > 1:
-            dict(*args)  # Python's own error
-        made = dict(self.mapping_or_items(args[0], dict)) if args else {}
-        made.update(kwargs)
-        return self.objects.made(made)
+        return self.objects.made(self.filled(dict(), args, kwargs))
 
     def make_ordered(self, *args: Any, **kwargs: Any) -> Any:
-        return self.objects.made(collections.OrderedDict(self.make_dict(*args, **kwargs)))
+        return self.objects.made(self.filled(collections.OrderedDict(), args, kwargs))
 
     def make_default_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.objects.made(
-            collections.defaultdict(args[0] if args else None, self.make_dict(*args[1:], **kwargs))
-        )
+        return self.objects.made(self.filled(collections.defaultdict(*args[:1]), args[1:], kwargs))
+
+    def filled(self, made: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if len(args) > 1:
+            type(made)(*args)  # Python's own error
+        if args:
+            made.update(self.mapping_or_items(args[0], type(made)))
+        made.update(kwargs)
+        return made
 
     def make_set(self, *args: Any) -> Any:
         if len(args) > 1:

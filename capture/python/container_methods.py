@@ -61,6 +61,17 @@ ROWS = {
 # Those that compare or print items, by kind; the others only move them about.
 COMPARING: dict[type, tuple[str, ...]] = {list: ("index", "count", "remove", "sort"), tuple: ("index", "count")}
 
+# What C code calls of a class derived from a container: to make another of it (odict_copy, defdict_copy, deque_copy),
+# and to read it as a mapping, unless dict's own __iter__ goes through it (Objects/dictobject.c dict_merge).
+CALLED_TO_MAKE: dict[type, tuple[str, ...]] = {
+    dict: (),
+    collections.OrderedDict: ("__init__", "__new__", "__setitem__"),
+    collections.defaultdict: ("__init__", "__new__", "copy"),
+    collections.deque: ("__init__", "__new__"),
+}
+MAKING = frozenset(("copy", "__or__", "__add__", "__mul__"))
+CALLED_TO_READ = ("keys", "__getitem__")
+
 
 def that(what: str) -> frozenset[str]:
     """The methods of which a row says so."""

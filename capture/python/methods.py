@@ -20,7 +20,7 @@ from moebius.interpreter.forms import form_of
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
-from ..heap.records import DICTS, LISTS, SETS, Record
+from ..heap.records import DICTS, LISTS, SETS, Record, raw_items
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import may_be_array
 from ..tensors.index_lists import index_list
@@ -29,7 +29,16 @@ from ..values.numbers import numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives
-from .container_methods import ADDING, CHANGING, CONTAINER_METHODS, ITERABLE_ARGUMENT, KEYED
+from .container_methods import (
+    ADDING,
+    CALLED_TO_MAKE,
+    CALLED_TO_READ,
+    CHANGING,
+    CONTAINER_METHODS,
+    ITERABLE_ARGUMENT,
+    KEYED,
+    MAKING,
+)  # fmt: skip
 from .enums import plain_member
 from .formats import Fields
 from .parts import CallParts, is_alien
@@ -237,8 +246,11 @@ class Methods(CallParts):
             if name in ("__eq__", "__ne__"):
                 if not issubclass(type_of(args[0]), (set, frozenset) if base in (set, frozenset) else base):
                     return NotImplemented
-                return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
+                plain = [self.without_its_class(value, base) for value in (owner, args[0])]
+                return self.domain.compare("==" if name == "__eq__" else "!=", *plain)
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
+        if name in MAKING:
+            self.refuse_own_methods(type(owner), name)
         if name in CHANGING and not self.leaves_as_it_is(owner, base, name, args):
             bounded = base is collections.deque  # (one that is full lets go of an item)
             self.objects.touch(owner, lets_go=bounded or name not in ADDING)
@@ -279,6 +291,13 @@ class Methods(CallParts):
         if record is not None and base in SETS and name in CHANGING:
             return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))
+
+    def without_its_class(self, value: Any, base: Any) -> Any:
+        """A container of base, for C code that looks at the items and asks no method of a class derived from it."""
+        held = self.objects.contents(value)
+        if type(held) in CONTAINER_METHODS:
+            return value
+        return self.objects.made(base(dict.items(held)) if base in DICTS else base(raw_items(held)))
 
     def leaves_as_it_is(self, owner: Any, base: type, name: str, args: list) -> bool:
         """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
@@ -345,9 +364,10 @@ class Methods(CallParts):
         bounds = [natives.specialised(a) for a in args[1:]]
         if any(not hasattr(type(bound), "__index__") for bound in bounds):
             raise TypeError("slice indices must be integers or have an __index__ method")
-        start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(target))
+        items = raw_items(target)
+        start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(items))
         count = 0
-        for i, item in enumerate(target):
+        for i, item in enumerate(items):
             if not start <= i < stop:
                 continue
             if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
@@ -366,12 +386,35 @@ class Methods(CallParts):
     def mapping_or_items(self, value: Any, base: type) -> Any:
         """The argument of ``update``/``extend``: a native mapping or iterator."""
         if base in DICTS:
-            if any(b in DICTS for b in type(value).__mro__):
+            if any(b in DICTS for b in type(value).__mro__) and not self.is_read_by_methods(type(value), base):
                 return self.objects.contents(value)
             if self.attributes.has(value, "keys"):
                 return self.by_keys(value, self.attributes.get(value, "keys"))
             return [self.entry(i, pair) for i, pair in enumerate(self.drain(value))]
         return self.listed(value) if base is list else self.domain.native_iter(value)
+
+    def is_read_by_methods(self, kind: type, base: type) -> bool:
+        """Whether C code that adds to a dict, base, what a dict of this class has calls methods of the user's."""
+        if kind in DICTS or (base is not collections.OrderedDict and self.is_gone_through_as_a_dict(kind)):
+            return False
+        return any(self.is_own(kind, name) for name in CALLED_TO_READ)
+
+    def refuse_own_methods(self, kind: type, name: str) -> None:
+        """A copy of a container, made by C code, where that calls methods of the user's."""
+        base = next((b for b in kind.__mro__ if b in CALLED_TO_MAKE), kind)
+        if kind is base:
+            return
+        asked = CALLED_TO_MAKE[base]
+        if base in DICTS and not self.is_gone_through_as_a_dict(kind):
+            asked += CALLED_TO_READ
+        if own := next((name for name in asked if self.is_own(kind, name)), None):
+            raise Break("method in C", f"{base.__name__}.{name} calls {kind.__name__}.{own}", "copy it item by item")
+
+    def is_gone_through_as_a_dict(self, kind: type) -> bool:
+        return self.attributes.on_type(kind, "__iter__") is dict.__iter__
+
+    def is_own(self, kind: type, name: str) -> bool:
+        return is_kind(self.attributes.on_type(kind, name), types.FunctionType)
 
     def by_keys(self, value: Any, keys: Any) -> dict[Any, Any]:
         """A dict of what a mapping has; `keys` is its method."""

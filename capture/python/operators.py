@@ -19,7 +19,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.tables.texts import NOT_A_CONTAINER
 
 from ..heap.objects import identified
-from ..heap.records import CONTAINERS, DICTS, SETS
+from ..heap.records import CONTAINERS, DICTS, SETS, raw_items
 from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
@@ -87,6 +87,8 @@ DUNDERS = {
     "^": "xor",
 }
 NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+# make another container of one
+COPYING = frozenset("or_ add mul imul __or__ __ror__ __add__ __mul__ __rmul__ __imul__".split())
 REPEATS = frozenset(("mul", "imul", "__mul__", "__imul__", "__rmul__"))
 SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
 
@@ -259,11 +261,14 @@ class Operators(Parts):
 
     def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
+        name = getattr(function, "__name__", "")
         for value in args:
             if issubclass(type(value), READ_BY_C) and self.objects.is_entered(value):
                 kind = type(value).__name__
                 raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
-        if getattr(function, "__name__", "") in REPEATS and any(issubclass(type(v), SEQUENCES) for v in args):
+            if name in COPYING:
+                self.calls.refuse_own_methods(type(value), name)
+        if name in REPEATS and any(issubclass(type(v), SEQUENCES) for v in args):
             args = tuple(map(self.as_count, args))
         try:
             return function(*args, **kwargs)
@@ -454,7 +459,7 @@ class Operators(Parts):
         if base is not None or kind is torch.Size or is_kind(container, natives.VIEWS):
             return any(
                 self.is_one(x, item) or self.truth(self.compare("==", x, item))
-                for x in self.objects.contents(container)
+                for x in raw_items(self.objects.contents(container))
             )
         if method is ABSENT and not hasattr(kind, "__contains__"):
             items = self.items_searched(container)
@@ -531,7 +536,7 @@ class Operators(Parts):
         self.refuse_alien(value)
         if is_kind(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
             result = self.call(method, [value], {})
-            if type(result) is not bool and type(result) not in SYMBOLIC:
+            if type_of(result) is not bool:
                 raise TypeError(f"__bool__ should return bool, returned {type_name(type_of(result))}")
             return self.truth(result)
         if method is not ABSENT:

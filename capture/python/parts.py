@@ -149,6 +149,7 @@ class CallParts:
     overridden: Callable[..., Any]  # what a class of the user's answers in an operator's place, ABSENT if none does
     fast: Callable[..., list]  # what C code reads a sequence or an iterable as
     listed: Callable[[Any], list]  # `list(value)`
+    refuse_own_methods: Callable[[type, str], None]  # where C code that copies a container calls the user's
     mapping_or_items: Callable[[Any, type], Any]  # the argument of ``update``/``extend``: a native mapping or iterator
     kind_of: Callable[[Any], type]  # ``type(value)``
     shallow: Callable[[Any, list, dict[str, Any]], Any]  # a builtin that treats items as opaque

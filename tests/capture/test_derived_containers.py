@@ -1,0 +1,222 @@
+"""Classes derived from containers, with methods of their own: C code calls these where plain Python's does, as often,
+and what they do is done in each call.
+
+What the class has of its own × what it is derived from × where its object comes from × what is done with it.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moebius import capture
+
+LOG: list[Any] = []
+BASES: dict[Any, tuple] = {dict: (), collections.OrderedDict: (), collections.defaultdict: (int,)}
+BASES |= {collections.Counter: (), collections.UserDict: (), collections.ChainMap: ()}
+ITEMS = {"a": 1, "b": 2}
+
+
+def all_three(base: Any) -> Any:
+    class Logged(base):
+        def __getitem__(self, key):
+            LOG.append(key)
+            return 9
+
+        def keys(self):
+            LOG.append("keys")
+            return base.keys(self)
+
+        def __iter__(self):
+            LOG.append("iter")
+            return base.__iter__(self)
+
+    return Logged
+
+
+def keys(base: Any) -> Any:
+    class Logged(base):
+        def keys(self):
+            LOG.append("keys")
+            return ["b"]
+
+    return Logged
+
+
+def items(base: Any) -> Any:
+    class Logged(base):
+        def __getitem__(self, key):
+            LOG.append(key)
+            return 9
+
+    return Logged
+
+
+def named(**given):
+    return given
+
+
+def updated(d):
+    q = {"c": 0}
+    q.update(d)
+    return q
+
+
+def joined(d):
+    q = {}
+    q |= d
+    return q
+
+
+DONE: dict[str, Callable[[Any], Any]] = {
+    "f(**d)": lambda d: named(**d),
+    "{**d}": lambda d: {**d},
+    "dict(d)": lambda d: dict(d),
+    "dict(**d)": lambda d: dict(**d),
+    "update": updated,
+    "{} | d": lambda d: {} | d,
+    "d | {}": lambda d: dict(d | {"z": 1}),
+    "z | d": lambda d: dict({"z": 1} | d),
+    "|=": joined,
+    "|= {}": lambda d: d.__ior__({}) is d,
+    "OrderedDict(d)": lambda d: dict(collections.OrderedDict(d)),
+    "defaultdict(int, d)": lambda d: dict(collections.defaultdict(int, d)),
+    "Counter(d)": lambda d: dict(collections.Counter(d)),
+    "ChainMap(d)": lambda d: dict(collections.ChainMap(d)),
+    "==": lambda d: [d == ITEMS, d == ITEMS],
+    "list": lambda d: list(d),
+    "sorted": lambda d: sorted(d),
+    "copy": lambda d: d.copy(),
+    "in": lambda d: "a" in d,
+    "values": lambda d: list(d.values()),
+    "items": lambda d: list(d.items()),
+    "format": lambda d: "{a}".format(**d),
+    "format_map": lambda d: "{a}".format_map(d),
+    "%": lambda d: "%(a)s" % d,  # noqa: UP031
+    "pop": lambda d: d.pop("a", None) and d.setdefault("a", 1),
+    "reversed": lambda d: list(reversed(d)),
+    "zip": lambda d: list(zip(d, d.values(), strict=False)),
+    "max": lambda d: max(d, key=d.get),
+    "get": lambda d: d.get("a"),
+    "len": lambda d: len(d),
+    "returned": lambda d: d,
+}
+
+
+def told(function: Callable[..., Any], make: Callable[[], Any]) -> list[Any]:
+    LOG.clear()
+    given, found = make(), []
+    for _ in range(3):
+        try:
+            found.append(repr(function(torch.ones(1), given)))
+        except Exception as error:
+            found.append((type(error).__name__, str(error)))
+        found.append(list(LOG))
+    return found
+
+
+@pytest.mark.share(60)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("done", DONE)
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
+@pytest.mark.parametrize("own", [all_three, keys, items], ids=lambda own: own.__name__)
+@pytest.mark.parametrize("made", ["in the step", "before"])
+def test_a_mapping_is_read_by_its_own_methods(done: str, base: Any, own: Any, made: str) -> None:
+    function, kind = DONE[done], own(base)
+
+    def make() -> Any:
+        return kind(*BASES[base], dict(ITEMS))
+
+    def step(x, given):
+        return x + 1, function(make() if made == "in the step" else given)
+
+    assert told(capture(step, backend="eager"), make) == told(step, make)
+
+
+@pytest.mark.parametrize("made", ["in the step", "before"])
+@pytest.mark.parametrize("own", ["__len__", "__iter__", "__bool__", "__eq__", "__contains__", "__getitem__"])
+def test_capture_asks_a_tuple_for_nothing(own: str, made: str) -> None:
+    def method(self, *args):
+        LOG.append(own)
+        return getattr(tuple, own)(self, *args) if own != "__bool__" else len(LOG) % 3 == 0
+
+    kind: Any = type("Own", (tuple,), {own: method})
+    asked = {
+        "passed on": lambda t: t,
+        "truth": lambda t: not t,
+        "items": lambda t: [*t],
+        "first": lambda t: t[0],
+        "length": lambda t: len(t),
+        "in": lambda t: 1 in t,
+        "equal": lambda t: t == (1, 2),
+    }
+    for (name, ask), first in itertools.product(asked.items(), (1, torch.ones(1))):
+        if name in ("in", "equal") and isinstance(first, torch.Tensor):
+            continue
+
+        def step(x, given, ask=ask, first=first):
+            return x + 1, ask(kind((first, 2)) if made == "in the step" else given)
+
+        assert told(capture(step, backend="eager"), lambda first=first: kind((first, 2))) == told(
+            step, lambda first=first: kind((first, 2))
+        ), name
+
+
+def test_what_a_truth_in_python_counts_may_vary() -> None:
+    class Every:
+        def __init__(self):
+            self.calls = 0
+
+        def __bool__(self):
+            self.calls += 1
+            return self.calls % 3 == 0
+
+    def step(x, every):
+        return x * 2 if every else x * 3
+
+    captured, plain, ours = capture(step, backend="eager"), Every(), Every()
+    for _ in range(12):
+        assert captured(torch.ones(1), ours).item() == step(torch.ones(1), plain).item()
+    assert plain.calls == ours.calls
+
+
+@pytest.mark.parametrize("base", [collections.defaultdict, collections.OrderedDict])
+def test_a_derived_dict_that_the_step_makes_comes_back_whole(base: Any) -> None:
+    kind: Any = type("Derived", (base,), {})
+
+    def step(x, f):
+        return x + 1, kind(*f, ITEMS), kind(*f, ITEMS) | {}, {} | kind(*f, ITEMS)
+
+    captured = capture(step, backend="eager")
+    factory = (list,) if base is collections.defaultdict else ()
+    for _ in range(2):
+        for found in captured(torch.ones(1), factory)[1:]:
+            assert type(found) is kind and found == ITEMS
+            assert not factory or found["new"] == []
+
+
+@pytest.mark.parametrize("base", [list, dict, set, tuple, frozenset, collections.OrderedDict, collections.deque])
+@pytest.mark.parametrize("method", ["__eq__", "__ne__"])
+def test_an_own_comparison_that_asks_its_base(base: Any, method: str) -> None:
+    def compared(self, other):
+        LOG.append(method)
+        return getattr(base, method)(self, other)
+
+    kind: Any = type("Own", (base,), {method: compared, "__hash__": base.__hash__})
+    others = [base, kind, list, lambda given: 1]
+
+    def step(x, given):
+        made = kind(given[0])
+        return x + 1, [made == other for other in given], [made != other for other in given], given[-1] == made
+
+    for items in ([(1, 2), (3, 4)], [(3, 4), (1, 2)], []):
+
+        def make(items=items):
+            return [make(items) for make in others]
+
+        assert told(capture(step, backend="eager"), make) == told(step, make)
