@@ -162,6 +162,8 @@ class Identities(Store):
     def made_key(self, key: Any) -> Any:
         """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
         tensor each is need not be said: a guard tells the inputs apart."""
+        if type(key) is str:
+            return key
         if is_kind(key, TensorProxy | torch.Tensor):
             refuse_outcome(key, self.outcomes)
             return key

@@ -35,7 +35,7 @@ from ..hook.signals import WAITING, stop_for_signals
 from ..options import Options
 from ..regions.conditional_lists import Lists
 from ..regions.loop_regions import ROWS, times
-from ..regions.loops import ITERATION, Loops
+from ..regions.loops import ITERATION, WATCHED, Loops
 from ..regions.module_reuse import ModuleReuse
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
@@ -133,8 +133,12 @@ class TrackingDomain(Operators, Containers):
             self.stacks[frame] = (frame.stack.copy(), frame.pc)
             if self.switches is not None:
                 self.switches[frame] = torch_private.switches()
-        self.loops.observe(frame)  # (it may go on elsewhere in the frame)
-        self.count(frame)
+        instruction = frame.program.instructions[frame.pc]
+        if self.loops.open or instruction.opname in WATCHED:
+            self.loops.observe(frame)  # (it may go on elsewhere in the frame)
+            self.count(frame)
+        else:
+            self.counter.step(frame.code, instruction.offset, 1)
 
     def count(self, frame: Frame) -> None:
         """The frame's instruction runs, as often as the loops that are recorded around it."""

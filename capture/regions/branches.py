@@ -41,6 +41,7 @@ LEAVING = ("RETURN_", "RAISE_", "RERAISE", "YIELD_", "SEND", "INTERPRETER_EXIT")
 
 # What may ask for the truth before the jump does, and how many values it takes: 3.13's jumps take True and False alone.
 ASKING = {"TO_BOOL": 1, "COMPARE_OP": 2} if "TO_BOOL" in dis.opmap else {}
+WATCHED = frozenset((*BRANCHES, *VALUED, *ASKING, "FOR_ITER"))  # where no loop is open, one may be begun at these alone
 
 
 class Conditional:

@@ -36,6 +36,7 @@ from . import branch_places, branches, chosen_numbers, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
+from .branches import WATCHED as WATCHED
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
@@ -43,7 +44,6 @@ from .two_sides import FirstSide
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
-    from ..tensors.index_lists import IndexList
 
 
 ITERATION = Body(

@@ -23,6 +23,7 @@ from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 Where = tuple[str, int, str]
+AS_THEY_ARE = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))  # plain in a graph's text
 # Files of torch's whose code asks for grad mode in order to put it back, or (once_differentiable) for a node to know.
 LETS_BE = frozenset({torch.autograd.grad_mode.__file__, torch.autograd.function.__file__})
 # torch takes Python's types as dtypes (torch/csrc/utils/python_arg_parser.cpp); a graph's source text cannot name them
@@ -38,10 +39,17 @@ class Graph(fx.Graph):
     """An fx graph whose code means what its nodes say: fx writes a power as ``{} ** {}``, and of a base of -1 as
     ``-1 ** n``, which Python reads as ``-(1 ** n)``. A function's name has no precedence."""
 
-    def create_node(self, op: str, target: Any, args: Any = None, *rest: Any, **more: Any) -> fx.Node:
+    def create_node(
+        self, op: str, target: Any, args: Any = None, kwargs: Any = None, *rest: Any, **more: Any
+    ) -> fx.Node:
         if target is operator.pow and args and not is_kind(args[0], fx.Node):
             target = pow if type(args[0]) in (int, float, complex) and repr(args[0]).startswith("-") else target
-        return super().create_node(op, target, args, *rest, **more)
+        node = super().create_node(op, target, None, None, *rest, **more)
+        if args:  # (given now: fx would look through them for symbolic sizes, which are nodes here)
+            node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
 
 
 class GraphScope:
@@ -233,13 +241,15 @@ class GraphWriter:
 
     def argument(self, value: Any) -> Any:
         """A traced value as an fx argument of the innermost scope."""
+        kind = type(value)
+        if kind in AS_THEY_ARE:
+            return value
         if is_kind(value, TensorProxy):
             return self.scope.own(value.node)
         if is_kind(value, fx.Node):
             return self.scope.own(value)
         if is_kind(value, SYMBOLIC):
             return self.size_argument(value)
-        kind = type(value)
         if is_kind(value, Number):
             if value.node is None:
                 return self.argument(value.numbers.constant(value))

@@ -21,6 +21,7 @@ import torch
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind
 
 from ..bytecode.counting import Counts
+from ..bytecode.expressions import Place
 from ..bytecode.stack_layout import handled_places, run_again
 from ..bytecode.user_code import is_library
 from ..codegen.native_parts import NativePart
@@ -127,6 +128,7 @@ class Trace:
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-iteration loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
         self.needs_stacks = False
+        self.places: dict[tuple[int, int], Place] = {}  # of instructions, by code and number
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[FrameSnapshot] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
@@ -166,9 +168,10 @@ class Trace:
     def where(self) -> tuple[Where, ...]:
         """The user's stack, outermost first."""
         places: list[Where] = []
-        frame = getattr(self.machine, "frame", None)
+        frame, known = getattr(self.machine, "frame", None), self.places
         while frame is not None:
-            places.append(place_of(frame, frame.pc))
+            key = id(frame.code), frame.pc  # (which its place keeps alive)
+            places.append(known.get(key) or known.setdefault(key, place_of(frame, frame.pc)))
             frame = frame.back
         return tuple(reversed(places))
 

@@ -9,6 +9,7 @@ of another kind would need what is not there, nothing is run and the caller has 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ JOINS = frozenset({torch.stack, torch.cat})
 BACKWARD = frozenset({"backward", "backward_with_hooks", "grad"})
 
 
+@functools.cache
 def is_optimizer(file: str) -> bool:
     """Whether the code of torch's optimizers that treat each parameter by itself is in this file."""
     path = Path(file)
