@@ -48,7 +48,7 @@ def be_rank(rank: int, ranks: int, store: str, answers: Any) -> None:
 
 
 def main() -> None:
-    commands = open(0, "rb", buffering=0, closefd=False)  # not a byte of what is for the rank is read before it is there
+    commands = open(0, "rb", buffering=0, closefd=False)  # what is for the rank is not read before
     answers = open(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what the functions print must not mix with the answers
     torch.set_num_threads(1)
