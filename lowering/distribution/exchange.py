@@ -257,8 +257,8 @@ def route(
     counts_P, asks = wanted.sum(0), skips and type(index_TK) is Tensor
     told = meet(counts_P | counts_P.any() * HAS_ROWS if asks else counts_P, group_name, where, sizes, backward, owed)
     ran = not asks or bool((told >= HAS_ROWS).any())
-    told = (told % HAS_ROWS if asks else told).tolist()
-    ticket = Ticket(group_name, where, sizes, tokens, told[:ranks], told[ranks:-2], told[-2], told[-1], backward, ran)
+    *counts, visit, own = (told % HAS_ROWS if asks else told).tolist()
+    ticket = Ticket(group_name, where, sizes, tokens, counts[:ranks], counts[ranks:], visit, own, backward, ran)
     torch._check(rows_S.shape[0] == sum(ticket.sent))
     return rows_S, ticket
 
