@@ -30,6 +30,7 @@ from moebius.lowering.distribution.rendezvous import ProcessGroup, compare, grou
 from moebius.lowering.distribution.torch_private import all_to_all_single, same_on_all, wait_tensor
 from moebius.lowering.planner.traffic import chunk_span
 
+HAS_ROWS = 1 << 40  # beside the number of rows in a header: its rank has some
 _GROUPS: dict[str, ProcessGroup] = {}
 simulated = threading.local()  # .rank: in the group of the simulated rank for which an operator runs (simulate.py)
 
@@ -154,7 +155,7 @@ def owner_of(index: Tensor, num_experts: int, ranks: int) -> Tensor:
 
 class Ticket(NamedTuple):
     """What a way back knows of the way there. tokens: of this rank. sent, received: rows to and from each rank, of
-    which ``own`` is this one. visit: of the place. backward: its digest (backward.py)."""
+    which ``own`` is this one. visit: of the place. backward: its digest (backward.py). ran: if a rank has a row."""
 
     group_name: str
     place: str
@@ -165,6 +166,7 @@ class Ticket(NamedTuple):
     visit: Any
     own: Any
     backward: int
+    ran: bool
 
 
 def exchange(sent: Tensor, out: list[Any], back: list[Any], purpose: str, group_name: str) -> Tensor:
@@ -234,11 +236,12 @@ def _sum_rows(t_S: Tensor, rows_S: Tensor, tokens: Any) -> Tensor:
 
 def route(
     index_TK: Tensor, num_experts: int, group_name: str, place: str, form: str, backward: int, owed: int,
-    chunks: int = 1,
+    skips: bool = False, chunks: int = 1,
 ) -> tuple[Tensor, Ticket]:
     """Which rows this rank sends: rows_S (positions in T, by chunk, then by destination, then by token), and how many
-    go where. Collective. form: of the rows. place, backward, owed: as in :func:`begin_meeting`. chunks: of those for
-    each rank, every so-manieth row is in the same chunk (in_flight.py)."""
+    go where. Collective. form: of the rows. place, backward, owed: as in :func:`begin_meeting`. skips: without any row
+    nothing runs in the user's program: the header says so (not while it is traced). chunks: of those for each rank,
+    every so-manieth row is in the same chunk (in_flight.py)."""
     ranks, (tokens, top_k) = find_group(group_name).size(), index_TK.shape
     wanted = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=index_TK.device)
     wanted = wanted.scatter(1, owner_of(index_TK, num_experts, ranks).long() + 1, True)  # (column 0: nowhere)
@@ -251,8 +254,11 @@ def route(
         form = f"{form} in {chunks} chunks"
     where = f"{place.replace('%', '%%')}, rows of {form} (%s experts, top %s)"
     sizes = [num_experts, top_k]
-    told = meet(wanted.sum(0), group_name, where, sizes, backward, owed).tolist()
-    ticket = Ticket(group_name, where, sizes, tokens, told[:ranks], told[ranks:-2], told[-2], told[-1], backward)
+    counts_P, asks = wanted.sum(0), skips and type(index_TK) is Tensor
+    told = meet(counts_P | counts_P.any() * HAS_ROWS if asks else counts_P, group_name, where, sizes, backward, owed)
+    ran = not asks or bool((told >= HAS_ROWS).any())
+    *counts, visit, own = (told % HAS_ROWS if asks else told).tolist()
+    ticket = Ticket(group_name, where, sizes, tokens, counts[:ranks], counts[ranks:], visit, own, backward, ran)
     torch._check(rows_S.shape[0] == sum(ticket.sent))
     return rows_S, ticket
 
@@ -267,6 +273,15 @@ def return_rows(t_U: Tensor, rows_S: Tensor, ticket: Ticket) -> Tensor:
     """Rows like the received ones to where those came from, summed for each of this rank's tokens. Collective."""
     home: tuple[Tensor] = _Return.apply(ticket, rows_S, t_U)
     return home[0]
+
+
+def where_any_ran(out_TD: Tensor, ticket: Ticket) -> Tensor:
+    """The result; without history, on all ranks, where none had a row: then what it is computed of gets no gradient
+    rather than zeros, and no backward comes."""
+    if ticket.ran:
+        return out_TD
+    find_group(ticket.group_name).idle.append((ticket.place, ticket.visit))  # nobody redeems a promise of backward
+    return out_TD.detach()
 
 
 def reached_experts(index: Tensor, num_experts: int, group_name: str) -> Tensor:

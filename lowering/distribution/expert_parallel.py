@@ -20,16 +20,16 @@ from moebius.lowering.distribution import exchange, in_flight
 
 def dispatch(
     x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str = "experts",
-    backward: int = 0, owed: int = 0,
+    backward: int = 0, owed: int = 0, skips: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, exchange.Ticket]:
     """Send this rank's tokens to their experts' ranks. Collective. place, backward, owed: as in
-    :func:`exchange.meet_to_send`.
+    :func:`exchange.begin_meeting`; skips: as in :func:`exchange.route`.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
     token_R (the received row that each slot belongs to), rows_S and the ticket.
     """
     held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
-    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed)
+    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed, skips)
     return *_by_expert(exchange.send_rows(held, rows_S, ticket), ticket, num_experts), rows_S, ticket
 
 
@@ -62,7 +62,8 @@ def outline(x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None) -> tuple[A
 
 def combine(y_RD: Tensor, token_R: Tensor, rows_S: Tensor, ticket: exchange.Ticket) -> Tensor:
     """Send results home and add them up: out_TD, of this rank's tokens. Collective."""
-    return exchange.return_rows(_by_token(y_RD, token_R, sum(ticket.received)), rows_S, ticket)
+    out_TD = exchange.return_rows(_by_token(y_RD, token_R, sum(ticket.received)), rows_S, ticket)
+    return exchange.where_any_ran(out_TD, ticket)
 
 
 def _by_token(y_RD: Tensor, token_R: Tensor, rows: Any) -> Tensor:
@@ -76,12 +77,13 @@ def _by_token(y_RD: Tensor, token_R: Tensor, rows: Any) -> Tensor:
 
 def start_dispatch(
     x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str,
-    backward: int, owed: int, chunks: int,
+    backward: int, owed: int, skips: bool, chunks: int,
 ) -> tuple[in_flight.Chunked, Tensor]:
     """Begin to send this rank's tokens to their experts' ranks, in so many exchanges; what the others take. Collective.
     Arguments are those of :func:`dispatch`."""
     held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
-    rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed, chunks)
+    asked = (num_experts, group_name, place, _form(held), backward, owed, skips, chunks)
+    rows_S, ticket = exchange.route(index_TK, *asked)
     layer = in_flight.Chunked(ticket, chunks, num_experts, held)
     in_flight.start_dispatch(held, rows_S, layer)
     return layer, rows_S
@@ -106,7 +108,8 @@ def start_combine(
 
 def wait_combine(sent: tuple[in_flight.Chunked, Tensor], *coming: tuple[Tensor, Tensor]) -> Tensor:
     """out_TD, of this rank's tokens, once all chunks' results are here."""
-    return in_flight.wait_combine(*sent, coming)
+    layer, rows_S = sent
+    return exchange.where_any_ran(in_flight.wait_combine(layer, rows_S, coming), layer.ticket)
 
 
 def own_experts(weight_E: Tensor, group_name: str) -> Tensor:

@@ -323,7 +323,7 @@ def _replace(
     ranks: int, rank: int, group_name: str, place: str, promised: tuple[int, int],
 ) -> None:
     graph = node.graph
-    arguments = _arguments(node)
+    arguments, skips = _arguments(node), "skips" in node.meta
     x, index, weight = arguments["x_TD"], arguments["index_TK"], arguments["weight_TK"]
 
     def emit(target: Any, args: tuple, like: Any = None) -> fx.Node:
@@ -342,7 +342,7 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised), outline)
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised, skips), outline)
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(6)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))

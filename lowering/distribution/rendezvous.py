@@ -116,9 +116,9 @@ class ProcessGroup:
     """The ranks that share the experts of a layer, over torch.distributed. name: the same on all of them. meetings: how
     many there were, the same on all of them too. processes: of its ranks, as far as they have told, each asked for
     once. visits: of each place that backward undoes. promised: the visits whose backward comes without a meeting, as
-    all ranks have the same graph for it, and has not come yet. pending: exchanges that were begun and not waited for.
-    half: rows went out, and their results have not come back. left: where this rank failed then, and others may wait
-    for it."""
+    all ranks have the same graph for it, and has not come yet; idle: those of them of which none comes, as no rank had
+    a row. pending: exchanges that were begun and not waited for. half: rows went out, and their results have not come
+    back. left: where this rank failed then, and others may wait for it."""
 
     half, pending, left = False, 0, ""
 
@@ -128,6 +128,7 @@ class ProcessGroup:
         self.processes: dict[int, str] = {}
         self.visits: Counter[str] = Counter()
         self.promised: dict[tuple[str, int], str] = {}
+        self.idle: list[tuple[str, int]] = []
         self.begun = 0  # so many collectives
 
     def rank(self) -> int:
@@ -206,6 +207,10 @@ class ProcessGroup:
 
     def come_to(self, place: str, owed: int) -> None:
         """Before a meeting. owed: how many exchanges of backward a rank that comes here has promised."""
+        if len(self.promised) != owed:
+            for kept in self.idle:
+                self.promised.pop(kept, None)
+            self.idle.clear()
         if self.left or (self.promised and len(self.promised) != owed):
             self.ask_before_sending(place)
         self.place = place

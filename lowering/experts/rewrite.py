@@ -447,13 +447,17 @@ def replace_loop(
 def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: Unrolled | None) -> fx.Node:
     """The result, without history where all iterations were skipped: a batch of no rows leaves no gradients behind.
 
-    Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. Nor
-    on a mesh, where backward brings the gradients of other ranks' tokens."""
-    if work.options.mesh is not None:
-        return result
+    Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. On a
+    mesh all ranks' tokens count, so that the exchange says it (expert_parallel.py)."""
     skips = any(isinstance(s.condition, Test) and s.condition.kind == "empty" for s in claim.reader.evidence.skips)
     skips = skips or claim.hits is not None or (iterations is not None and iterations.skipping)
     if not skips or not takes_blocks(work):
+        return result
+    if work.options.mesh is not None:
+        written = claim.reader.loop.prev
+        while written is not result and written.target is not experts:
+            written = written.prev
+        written.meta["skips"] = True
         return result
     writer = Writer(claim)
     index = writer.invariant(claim.selection.index)  # dropped slots count: the iterations ask for those of the index

@@ -25,7 +25,7 @@ WIDTH, EXPERT_WIDTH = 6, 5
 
 def spread(x, gate_up_L, down_L, index, weight, num_experts, group, chunks=1, **options):
     if chunks > 1:
-        sent, coming = start_dispatch(x, index, weight, num_experts, group, "experts", 0, 0, chunks), []
+        sent, coming = start_dispatch(x, index, weight, num_experts, group, "experts", 0, 0, False, chunks), []
         for chunk in range(chunks):
             x_RD, expert_R1, weight_R1, token_R = wait_dispatch(sent, chunk)
             y_RD = experts(x_RD, gate_up_L, down_L, expert_R1, weight_R1, **options)

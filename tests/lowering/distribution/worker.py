@@ -1,6 +1,8 @@
-"""One rank of the tests' process pool: ``python worker.py RANK RANKS STORE``. Runs functions of test files by name.
+"""Ranks of the tests' process pool, one after the other: ``python worker.py``. Imports once, then forks each rank.
 
-Reads (file, function, args) pickled from stdin, writes (True, result) or (False, traceback) pickled to stdout.
+Reads pickled messages from stdin and writes pickled answers to stdout. (rank, ranks, store) begins a rank; the answer
+is its process id. That rank reads on, (file, function, args) of functions of test files, and answers (True, result) or
+(False, traceback), until None, or until it is killed. The last answer is what it exited with.
 """
 from __future__ import annotations
 
@@ -10,9 +12,14 @@ import pickle
 import sys
 import traceback
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp  # noqa: F401 - what tests' functions import costs seconds
+
+import moebius.lowering.distribution  # noqa: F401
 
 
 def load(path: str, modules: dict):
@@ -24,28 +31,37 @@ def load(path: str, modules: dict):
     return modules[path]
 
 
-def main() -> None:
-    rank, ranks, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    commands, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the functions print must not mix with the answers
-    torch.set_num_threads(1)
+def be_rank(rank: int, ranks: int, store: str, answers: Any) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=30)
     )
-    modules: dict = {}
-    while True:
-        command = pickle.load(commands)
-        if command is None:
-            break
+    commands, modules = open(0, "rb", closefd=False), {}
+    while (command := pickle.load(commands)) is not None:
         path, name, args = command
         try:
             answer = (True, getattr(load(path, modules), name)(*args))
         except BaseException:
             answer = (False, traceback.format_exc())
-        pickle.dump(answer, answers)
-        answers.flush()
+        answers.write(pickle.dumps(answer))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    commands = open(0, "rb", buffering=0, closefd=False)  # what is for the rank is not read before
+    answers = open(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what the functions print must not mix with the answers
+    torch.set_num_threads(1)
+    while True:
+        try:
+            begin = pickle.load(commands)
+        except EOFError:
+            break
+        if not (child := os.fork()):
+            be_rank(*begin, answers)
+            break
+        answers.write(pickle.dumps(child))
+        answers.write(pickle.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 
 
 if __name__ == "__main__":
