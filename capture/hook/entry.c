@@ -111,28 +111,48 @@ move_to_front(Entry *entry, Variant *hit)
 /* ---- the call ---- */
 
 static PyObject *
+as_tuple(PyObject *const *args, Py_ssize_t n)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    }
+    return tuple;
+}
+
+/* Arguments as Python has them, new references. 0 or -1. */
+static int
+as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **positional, PyObject **keywords)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    *positional = as_tuple(args, n);
+    *keywords = PyDict_New();
+    for (Py_ssize_t i = 0; *keywords != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
+        if (PyDict_SetItem(*keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
+            Py_CLEAR(*keywords);
+        }
+    }
+    if (*positional != NULL && *keywords != NULL) {
+        return 0;
+    }
+    Py_XDECREF(*positional);
+    Py_XDECREF(*keywords);
+    return -1;
+}
+
+static PyObject *
 call_cold(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf), n_keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    PyObject *result = NULL, *positional = PyTuple_New(n), *keywords = PyDict_New();
-    if (positional == NULL || keywords == NULL) {
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    for (Py_ssize_t i = 0; i < n_keywords; i++) {
-        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
-            goto done;
-        }
+    PyObject *positional, *keywords;
+    if (as_tuple_and_dict(args, nargsf, kwnames, &positional, &keywords) < 0) {
+        return NULL;
     }
     PyObject *cold = Py_NewRef(entry->cold);
     PyObject *call[] = {NULL, (PyObject *)entry, positional, keywords};
-    result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(cold);
-done:
-    Py_XDECREF(positional);
-    Py_XDECREF(keywords);
+    Py_DECREF(positional);
+    Py_DECREF(keywords);
     return result;
 }
 
@@ -231,28 +251,6 @@ call_untraced(PyObject *callable, PyObject *args)
     return result;
 }
 
-/* (args, kwargs), as Python has them. */
-static PyObject *
-as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames)
-{
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    PyObject *positional = PyTuple_New(n), *keywords = PyDict_New();
-    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    for (Py_ssize_t i = 0; keywords != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
-        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
-            Py_CLEAR(keywords);
-        }
-    }
-    if (positional == NULL || keywords == NULL) {
-        Py_XDECREF(positional);
-        Py_XDECREF(keywords);
-        return NULL;
-    }
-    return Py_BuildValue("(NN)", positional, keywords);
-}
-
 /* As Python. What stands around it is called before and gives what is called afterwards, with the exception or None: no
    frame of ours is below the function's, for a debugger. */
 static PyObject *
@@ -261,7 +259,11 @@ call_as_python(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwn
     if (entry->around == NULL) {
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
     }
-    PyObject *after = call_untraced(entry->around, as_tuple_and_dict(args, nargsf, kwnames));
+    PyObject *positional, *keywords;
+    if (as_tuple_and_dict(args, nargsf, kwnames, &positional, &keywords) < 0) {
+        return NULL;
+    }
+    PyObject *after = call_untraced(entry->around, Py_BuildValue("(NN)", positional, keywords));
     if (after == NULL) {
         return NULL;
     }
@@ -373,11 +375,7 @@ new_continuation(PyObject *callable, PyObject *args, PyObject *keywords)
 static PyObject *
 entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
 {
-    PyObject *positional = PyTuple_New(n);
-    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    return new_continuation(entry, positional, NULL);
+    return new_continuation(entry, as_tuple(args, n), NULL);
 }
 
 PyObject *
@@ -472,15 +470,11 @@ mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *k
     PyObject *result = PyObject_Vectorcall(args[2], args + 3, (size_t)(n - 3) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyThreadState *thread = PyThreadState_GET();
-    PyThreadState_EnterTracing(thread);
-    PyObject *done = PyObject_CallFunctionObjArgs(args[1], began, result == NULL ? Py_True : Py_False, NULL);
-    PyThreadState_LeaveTracing(thread);
+    PyObject *done = call_untraced(args[1], Py_BuildValue("(NO)", began, result == NULL ? Py_True : Py_False));
     if (done == NULL) {
         PyErr_WriteUnraisable(args[1]);
     }
     Py_XDECREF(done);
-    Py_DECREF(began);
     PyErr_Restore(type, value, trace);
     return result;
 }

@@ -320,17 +320,23 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
 /* ---- calls from Python ---- */
 
 static PyObject *
-call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+call_with_hook(int on, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     if (n < 1) {
-        PyErr_SetString(PyExc_TypeError, "call_hooked(callable, *args, **kwargs) needs a callable");
+        PyErr_Format(PyExc_TypeError, "call_%shooked(callable, *args, **kwargs) needs a callable", on ? "" : "un");
         return NULL;
     }
-    HookScope scope = mb_hook_enter(1);
+    HookScope scope = mb_hook_enter(on);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     mb_hook_leave(scope);
     return result;
+}
+
+static PyObject *
+call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    (void)module;
+    return call_with_hook(1, args, n, kwnames);
 }
 
 static PyObject *
@@ -364,14 +370,7 @@ static PyObject *
 call_unhooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
     (void)module;
-    if (n < 1) {
-        PyErr_SetString(PyExc_TypeError, "call_unhooked(callable, *args, **kwargs) needs a callable");
-        return NULL;
-    }
-    HookScope scope = mb_hook_enter(0);
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    mb_hook_leave(scope);
-    return result;
+    return call_with_hook(0, args, n, kwnames);
 }
 
 static PyObject *
@@ -432,11 +431,5 @@ PyMethodDef mb_frame_methods[] = {
 int
 mb_frames_init(PyObject *module)
 {
-    if (mb_notes_init(module) < 0) {
-        return -1;
-    }
-    if (!mb_can_end_frames()) {
-        return -1;
-    }
-    return 0;
+    return mb_notes_init(module) < 0 || !mb_can_end_frames() ? -1 : 0;
 }
