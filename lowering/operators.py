@@ -480,6 +480,13 @@ def call_operands(call: Call) -> list[Any]:
     return [call["source"], *call["carried"], *call["captures"]]
 
 
+def given_to(node: fx.Node) -> dict[fx.Node, Any]:
+    """What the graph passes to an expert_loop node, by the placeholders of its body."""
+    call = read_call(node)
+    assert call is not None
+    return dict(zip(loop_body(node).graph.find_nodes(op="placeholder"), call_operands(call), strict=True))
+
+
 def loop_body(node: fx.Node) -> fx.GraphModule:
     """The body GraphModule of an expert_loop node."""
     reference = node.args[0] if node.args else node.kwargs["body"]
