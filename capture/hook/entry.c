@@ -201,17 +201,15 @@ mb_traced(void)
 }
 
 PyObject *
-mb_set_own_tracer(PyObject *module, PyObject *tracer)
+mb_set_own_tracer(PyObject *Py_UNUSED(module), PyObject *tracer)
 {
-    (void)module;
     Py_XSETREF(own_tracer, tracer == Py_None ? NULL : Py_NewRef(tracer));
     Py_RETURN_NONE;
 }
 
 PyObject *
-mb_is_traced(PyObject *module, PyObject *unused)
+mb_is_traced(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(mb_traced());
 }
 
@@ -379,9 +377,8 @@ entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
 }
 
 PyObject *
-mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
+mb_leave_to(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
 {
-    (void)module;
     if (n < 1) {
         PyErr_SetString(PyExc_TypeError, "leave_to(callable, *values) needs a callable");
         return NULL;
@@ -394,9 +391,8 @@ mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 PyObject *
-mb_leave_to_call(PyObject *module, PyObject *args)
+mb_leave_to_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *callable, *positional, *keywords;
     if (!PyArg_ParseTuple(args, "OO!O!:leave_to_call", &callable, &PyTuple_Type, &positional, &PyDict_Type, &keywords)) {
         return NULL;
@@ -447,18 +443,16 @@ finished(PyObject *result)
 }
 
 PyObject *
-mb_finish(PyObject *module, PyObject *result)
+mb_finish(PyObject *Py_UNUSED(module), PyObject *result)
 {
-    (void)module;
     return finished(Py_NewRef(result));
 }
 
 /* ---- what runs natively: no frame of ours stands around it, for a debugger that is entered in it to stop in ---- */
 
 PyObject *
-mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+mb_call_timed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     if (n < 3) {
         PyErr_SetString(PyExc_TypeError, "call_timed(clock, ended, callable, *args, **kwargs) needs the first three");
         return NULL;
@@ -480,9 +474,8 @@ mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *k
 }
 
 PyObject *
-mb_call_with_cells(PyObject *module, PyObject *args)
+mb_call_with_cells(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *code, *globals, *values, *result = NULL;
     Py_ssize_t n;
     if (!PyArg_ParseTuple(args, "O!O!nO!:call_with_cells", &PyCode_Type, &code, &PyDict_Type, &globals, &n, &PyList_Type,
@@ -660,9 +653,8 @@ entry_dealloc(Entry *entry)
 }
 
 static PyObject *
-entry_get(PyObject *self, PyObject *object, PyObject *type)
+entry_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
 {
-    (void)type;
     if (object == NULL || object == Py_None) {
         return Py_NewRef(self);
     }
@@ -726,25 +718,22 @@ entry_remove(Entry *entry, PyObject *program)
 }
 
 static PyObject *
-entry_clear_method(Entry *entry, PyObject *unused)
+entry_clear_method(Entry *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     replace_list(entry, NULL);
     Py_RETURN_NONE;
 }
 
 /* copy.copy, copy.deepcopy and pickle treat it as they treat functions: as itself, and by name. */
 static PyObject *
-entry_copy(PyObject *entry, PyObject *unused)
+entry_copy(PyObject *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return Py_NewRef(entry);
 }
 
 static PyObject *
-entry_reduce(PyObject *entry, PyObject *unused)
+entry_reduce(PyObject *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyObject_GetAttrString(entry, "__qualname__");
 }
 
@@ -762,9 +751,8 @@ static PyMethodDef entry_methods[] = {
 };
 
 static PyObject *
-entry_targets(Entry *entry, void *closure)
+entry_targets(Entry *entry, void *Py_UNUSED(closure))
 {
-    (void)closure;
     VariantList *list = entry->list;
     Py_ssize_t n = list == NULL ? 0 : list->n;
     if (list != NULL) {
@@ -799,17 +787,15 @@ entry_object(Entry *entry, void *closure)
 #if PY_VERSION_HEX >= 0x030E0000
 /* Annotations are evaluated when somebody asks (PEP 649), and then by the function: they may name what comes later. */
 static PyObject *
-entry_annotations(Entry *entry, void *closure)
+entry_annotations(Entry *entry, void *Py_UNUSED(closure))
 {
-    (void)closure;
     PyObject *own = PyDict_GetItemString(entry->dict, "__annotations__");
     return own != NULL ? Py_NewRef(own) : PyObject_GetAttrString(entry->function, "__annotations__");
 }
 
 static int
-entry_set_annotations(Entry *entry, PyObject *value, void *closure)
+entry_set_annotations(Entry *entry, PyObject *value, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return value == NULL ? PyDict_DelItemString(entry->dict, "__annotations__")
                          : PyDict_SetItemString(entry->dict, "__annotations__", value);
 }

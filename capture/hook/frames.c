@@ -333,9 +333,8 @@ call_with_hook(int on, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 }
 
 static PyObject *
-call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+call_hooked(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     return call_with_hook(1, args, n, kwnames);
 }
 
@@ -360,38 +359,33 @@ call_hooked_for(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject 
 }
 
 static PyObject *
-hooked_for(PyObject *module, PyObject *unused)
+hooked_for(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return Py_NewRef(whose == NULL ? Py_None : whose);
 }
 
 static PyObject *
-call_unhooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+call_unhooked(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     return call_with_hook(0, args, n, kwnames);
 }
 
 static PyObject *
-is_hooked(PyObject *module, PyObject *unused)
+is_hooked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(hook_is_on);
 }
 
 static PyObject *
-evaluator(PyObject *module, PyObject *unused)
+evaluator(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     _PyFrameEvalFunction now = installed();
     return PyUnicode_FromString(now == hook_eval ? "moebius" : now == _PyEval_EvalFrameDefault ? "default" : "other");
 }
 
 static PyObject *
-set_settler(PyObject *module, PyObject *given)
+set_settler(PyObject *Py_UNUSED(module), PyObject *given)
 {
-    (void)module;
     if (!PyCallable_Check(given)) {
         PyErr_Format(PyExc_TypeError, "set_settler(callable), not %R", given);
         return NULL;
@@ -401,9 +395,8 @@ set_settler(PyObject *module, PyObject *given)
 }
 
 static PyObject *
-settle_now(PyObject *module, PyObject *unused)
+settle_now(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     if (depth == 0) {
         settle();
     }

@@ -20,8 +20,7 @@ unpack_call(Call *call, PyObject *args, PyObject *kwargs)
     if (call->kwnames == NULL || call->args == NULL) {
         Py_XDECREF(call->kwnames);
         PyMem_Free(call->args);
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         call->args[i] = Py_NewRef(PyTuple_GET_ITEM(args, i));

@@ -26,8 +26,7 @@ read_sizes(PyObject *tuple, const char *what, Py_ssize_t *ndim, int64_t **out)
     *ndim = n;
     *out = PyMem_New(int64_t, (size_t)n + 1);
     if (*out == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *item = PyTuple_GET_ITEM(tuple, i);
@@ -235,9 +234,8 @@ mb_tensor_check(TensorMeta *meta, PyObject *object)
 }
 
 int
-mb_tensors_init(PyObject *module)
+mb_tensors_init(PyObject *Py_UNUSED(module))
 {
-    (void)module;
     name_shape = PyUnicode_InternFromString("shape");
     name_stride = PyUnicode_InternFromString("stride");
     name_storage_offset = PyUnicode_InternFromString("storage_offset");
