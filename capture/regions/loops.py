@@ -250,7 +250,8 @@ class Loops:
         loop = LoopRegion(frame, rows, carried)
         loop.counted = self.counter.mark()
         loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
-        writer, objects = self.tensors.writer, self.objects
+        tensors, objects = self.tensors, self.objects
+        writer, world = tensors.writer, tensors.world
         loop.where = writer.where()
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional))
@@ -261,11 +262,12 @@ class Loops:
         if isinstance(rows, ONE):
             loop.row.meta["val"] = 0
         elif isinstance(rows, TensorRows):
-            with self.tensors.world.mode:
-                fake = rows.proxy.fake.new_empty(rows.proxy.fake.shape[1:])
-            loop.row_value = self.tensors.wrap(fake, loop.row)
+            whole = rows.proxy.fake
+            with world.mode:
+                fake = whole.new_empty(whole.shape[1:])
+            loop.row_value = tensors.wrap(fake, loop.row)
         else:
-            loop.row_value = self.tensors.wrap(self.tensors.world.number_below(rows.count), loop.row)
+            loop.row_value = tensors.wrap(world.number_below(rows.count), loop.row)
         if isinstance(rows, TensorRows) and rows.numbers:
             loop.row_value = self.number(rows, self.tensors.method(loop.row_value, "item", (), {}))
         for index in carried:
