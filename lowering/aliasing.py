@@ -13,7 +13,7 @@ from torch import fx
 
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
+from moebius.lowering.operators import Call, given_to, is_pure, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
 from moebius.lowering.torch_private import may_write, only_reads, returns_new, shared_by_schema, written_by_schema
 from moebius.lowering.values import value_of
@@ -165,12 +165,9 @@ INPLACE_METHODS = frozenset(f"__{name}__" for name in INPLACE_OPERATORS)
 
 def loop_writes(call: Call) -> list[fx.Node]:
     """What the iterations of a loop write: the outer nodes of those placeholders that the body changes."""
-    body = loop_body(call.node)
-    placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
-    given = dict(zip(placeholders, call_operands(call), strict=True))
-    storage = storage_of_body(body.graph)
+    storage = storage_of_body(loop_body(call.node).graph)
     roots = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
-    return [outer for placeholder, outer in given.items() if placeholder in roots and isinstance(outer, fx.Node)]
+    return [outer for inner, outer in given_to(call.node).items() if inner in roots and isinstance(outer, fx.Node)]
 
 
 def storage_of_body(graph: fx.Graph) -> Storage:
@@ -255,8 +252,7 @@ class Storage:
     def roots_of_part(self, loop: Call, part: int, node: fx.Node) -> frozenset[fx.Node]:
         """Of a value that a loop or branch gives out: what it was given, or what its iterations make of their
         operands."""
-        body = loop_body(loop.node).graph
-        given = dict(zip(body.find_nodes(op="placeholder"), call_operands(loop), strict=True))
+        body, given = loop_body(loop.node).graph, given_to(loop.node)
         results: Any = body.output_node().args[0]
         iterations = storage_of_body(body)
         once = type(loop["source"]) is int and loop["source"] == 1

@@ -138,8 +138,8 @@ CUSTOM = {"transformers::grouped_mm_fallback.default": Operator("grouped_mm", "i
 def declare(
     name: str,
     parameters: str,
-    spellings: Iterable[Any] = (),
-    methods: Iterable[str] = (),
+    names: str = "",
+    functions: Iterable[Any] = (),
     *,
     alias: bool = False,
     positions: bool = False,
@@ -147,20 +147,19 @@ def declare(
 ) -> None:
     """Put one operator into the tables.
 
-    spellings: functions; methods: method names; inplace: functions and method names that compute it into the first
-    argument.
+    names: of methods, and of torch's functions where it has one of that name; ``add_`` computes it into the first
+    argument. functions, inplace: others (a name: of a method) that compute it, and that do so into the first argument.
     """
     plain = Operator(name, parameters, alias=alias, positions=positions)
     writing = Operator(name, parameters, inplace=True, alias=True)
-    for function in spellings:
-        FUNCTIONS[function] = plain
-    for method in methods:
-        METHODS[method] = plain
+    for spelling in names.split():
+        dunder, found = spelling.startswith("__"), getattr(torch, spelling, None)
+        METHODS[spelling] = meant = writing if spelling.endswith("_") and not dunder else plain
+        if callable(found) and not dunder:
+            FUNCTIONS[found] = meant
+    FUNCTIONS.update(dict.fromkeys(functions, plain))
     for spelling in inplace:
-        if isinstance(spelling, str):
-            METHODS[spelling] = writing
-        else:
-            FUNCTIONS[spelling] = writing
+        (METHODS if isinstance(spelling, str) else FUNCTIONS)[spelling] = writing
 
 
 def existing(holder: Any, *names: str) -> list[Any]:
@@ -169,259 +168,186 @@ def existing(holder: Any, *names: str) -> list[Any]:
 
 
 # Views, shapes and items
-declare("getitem", "input, index", [operator.getitem], ["__getitem__"], alias=True)
-declare("permute", "input, *dims", [torch.permute], ["permute"], alias=True)
-declare(
-    "transpose",
-    "input, dim0, dim1",
-    existing(torch, "transpose", "swapaxes", "swapdims"),
-    ["transpose", "swapaxes", "swapdims"],
-    alias=True,
-)
-declare("t", "input", [torch.t], ["t"], alias=True)
-declare("reshape", "input, *shape", [torch.reshape], ["reshape", "view"], alias=True)
+declare("getitem", "input, index", "__getitem__", [operator.getitem], alias=True)
+declare("permute", "input, *dims", "permute", alias=True)
+declare("transpose", "input, dim0, dim1", "transpose swapaxes swapdims", alias=True)
+declare("t", "input", "t", alias=True)
+declare("reshape", "input, *shape", "reshape view", alias=True)
 BITS = Operator("bits", "input, *shape", alias=True)  # view(dtype)
-declare("flatten", "input, start_dim=0, end_dim=-1", [torch.flatten], ["flatten"], alias=True)
-declare("squeeze", "input, dim=None", [torch.squeeze], ["squeeze"], alias=True)
-declare("unsqueeze", "input, dim", [torch.unsqueeze], ["unsqueeze"], alias=True)
-declare("expand", "input, *size", [], ["expand", "expand_as"], alias=True)  # (its shape is what is asked for)
-declare("repeat", "input, *sizes", [], ["repeat"])
-declare("contiguous", "input", [], ["contiguous"], alias=True)
-declare("select", "input, dim, index", [torch.select], ["select"], alias=True)
-declare("narrow", "input, dim, start, length", [torch.narrow], ["narrow"], alias=True)
-declare("chunk", "input, chunks, dim=0", [torch.chunk], ["chunk"], alias=True)
+declare("flatten", "input, start_dim=0, end_dim=-1", "flatten", alias=True)
+declare("squeeze", "input, dim=None", "squeeze", alias=True)
+declare("unsqueeze", "input, dim", "unsqueeze", alias=True)
+declare("expand", "input, *size", "expand expand_as", alias=True)  # (its shape is what is asked for)
+declare("repeat", "input, *sizes", "repeat")
+declare("contiguous", "input", "contiguous", alias=True)
+declare("select", "input, dim, index", "select", alias=True)
+declare("narrow", "input, dim, start, length", "narrow", alias=True)
+declare("chunk", "input, chunks, dim=0", "chunk", alias=True)
 declare(
-    "split",
-    "input, split_size_or_sections, dim=0",
-    [torch.split, functional.__dict__.get("split", torch.split)],
-    ["split"],
-    alias=True,
-)
-declare("unbind", "input, dim=0", [torch.unbind], ["unbind"], alias=True)
-declare("cast", "input, *to, dtype=None, device=None, non_blocking=False, copy=False", [], ["to"], alias=True)
-for _name, _dtype in {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "int": "int32",
-    "long": "int64",
-    "bool": "bool",
-}.items():
-    declare("cast", f"input, dtype=torch.{_dtype}", [], [_name], alias=True)
-declare("type_as", "input, other", [], ["type_as"], alias=True)
-declare("clone", "input", [torch.clone], ["clone"])
-declare("detach", "input", [torch.detach], ["detach"], alias=True)
-declare("size", "input, dim=None", [], ["size"])
-declare("numel", "input", [torch.numel], ["numel", "nelement"])
-declare("item", "input", [int], ["item", "__int__", "__index__"])
+    "split", "input, split_size_or_sections, dim=0", "split",
+    existing(functional, "split"), alias=True,
+)  # fmt: skip
+declare("unbind", "input, dim=0", "unbind", alias=True)
+declare("cast", "input, *to, dtype=None, device=None, non_blocking=False, copy=False", "to", alias=True)
+for _name, _dtype in (("float", "float32"), ("double", "float64"), ("half", "float16"), ("bfloat16", "bfloat16"),
+                      ("int", "int32"), ("long", "int64"), ("bool", "bool")):  # fmt: skip
+    declare("cast", f"input, dtype=torch.{_dtype}", _name, alias=True)
+declare("type_as", "input, other", "type_as", alias=True)
+declare("clone", "input", "clone")
+declare("detach", "input", "detach", alias=True)
+declare("size", "input, dim=None", "size")
+declare("numel", "input", "numel nelement")
+declare("item", "input", "item __int__ __index__", [int])
 for _name in ("T", "mT"):
     ATTRIBUTES[_name] = Operator(_name, "input", alias=True)
 ATTRIBUTES["shape"] = Operator("size", "input, dim=None")
 
 # New tensors
+_options = "dtype=None, device=None, layout=None, requires_grad=False"
 for _name in ("zeros", "ones"):
-    _new, _like = getattr(torch, _name), getattr(torch, f"{_name}_like")
-    declare(_name, "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [_new])
-    declare(
-        _name, "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [_like]
-    )
-    declare(
-        _name,
-        "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False",
-        [],
-        [f"new_{_name}"],
-    )
-declare("full", "size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [torch.full])
-declare(
-    "full",
-    "input, fill_value, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None",
-    [torch.full_like],
-)
-declare("full", "input, size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [], ["new_full"])
-declare("arange", "*bounds, dtype=None, device=None, layout=None, requires_grad=False", [torch.arange])
+    declare(_name, f"*size, {_options}, pin_memory=False", functions=[getattr(torch, _name)])
+    declare(_name, f"input, {_options}, memory_format=None", functions=[getattr(torch, f"{_name}_like")])
+    declare(_name, f"input, *size, {_options}, pin_memory=False", f"new_{_name}")
+declare("full", f"size, fill_value, {_options}", functions=[torch.full])
+declare("full", f"input, fill_value, {_options}, memory_format=None", functions=[torch.full_like])
+declare("full", f"input, size, fill_value, {_options}", "new_full")
+declare("arange", f"*bounds, {_options}", functions=[torch.arange])
 
 # Selection
-declare("one_hot", "input, num_classes=-1", [functional.one_hot])
-declare("sum", "input, dim=None, keepdim=False, dtype=None", [torch.sum], ["sum"])
-declare("any", "input, dim=None, keepdim=False", [torch.any], ["any"])
-declare("nonzero", "input, *, as_tuple=False", [torch.nonzero], ["nonzero"])
-declare("argwhere", "input", [torch.argwhere], ["argwhere"])
-declare("where", "condition, input=MISSING, other=MISSING", [torch.where])
-declare("where", "input, condition, other", [], ["where"])  # x.where(condition, other)
-declare("unique", "input, sorted=True, return_inverse=False, return_counts=False, dim=None", [torch.unique], ["unique"])
+declare("one_hot", "input, num_classes=-1", functions=[functional.one_hot])
+declare("sum", "input, dim=None, keepdim=False, dtype=None", "sum")
+declare("any", "input, dim=None, keepdim=False", "any")
+declare("nonzero", "input, *, as_tuple=False", "nonzero")
+declare("argwhere", "input", "argwhere")
+declare("where", "input, condition, other", "where")  # x.where(condition, other)
+declare("where", "condition, input=MISSING, other=MISSING", functions=[torch.where])
+declare("unique", "input, sorted=True, return_inverse=False, return_counts=False, dim=None", "unique")
 declare(
-    "unique", "input, *, sorted=False, return_inverse=False, return_counts=False, dim=None", [in_set_order]
+    "unique", "input, *, sorted=False, return_inverse=False, return_counts=False, dim=None", functions=[in_set_order],
 )  # (as torch.unique with sorted=False: in an order of its own)
-declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
-declare("histc", "input, bins=100, min=0, max=0", [torch.histc], ["histc"])
+declare("bincount", "input, weights=None, minlength=0", "bincount")
+declare("histc", "input, bins=100, min=0, max=0", "histc")
 declare(
     "searchsorted", "sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None",
-    [torch.searchsorted],
+    functions=[torch.searchsorted],
 )  # fmt: skip
-declare("cumsum", "input, dim, *, dtype=None", [torch.cumsum], ["cumsum"])
-declare("sort", "input, dim=-1, descending=False, stable=False", [torch.sort], ["sort"], positions=True)
-declare("argsort", "input, dim=-1, descending=False, stable=False", [torch.argsort], ["argsort"], positions=True)
-declare(
-    "repeat_interleave", "input, repeats, dim=None, *, output_size=None", [torch.repeat_interleave],
-    ["repeat_interleave"],
-)  # fmt: skip
-declare("tolist", "input", [array_numbers], ["tolist"])
-declare("array_item", "input, *key", [array_item])
-declare("rows_if", "input, skipped", [rows_if], alias=True)
-declare("of_iterations_that_ran", "input, index, experts=None", [of_iterations_that_ran], alias=True)
-declare("is_left", "*asked", [is_left])
-declare("experts_that_ran", "*skipped", [experts_that_ran])
-declare("how_many", "asked", [how_many])
-declare("cat_present", "items, asked", [cat_present])
-declare("no_rows", "sizes, dtype, device", [no_rows])
-declare("masked_fill", "input, mask, value", [torch.masked_fill], ["masked_fill"], inplace=["masked_fill_"])
-declare("and", "input, other", [torch.logical_and, operator.and_], ["logical_and"])
-declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"], positions=True)
-for _name in ("argmax", "argmin"):
-    declare(_name, "input, dim=None, keepdim=False", [getattr(torch, _name)], [_name], positions=True)
-for _name in ("max", "min"):
-    declare(_name, "input, dim=None, keepdim=False", [getattr(torch, _name)], [_name], positions=True)
-declare("gather", "input, dim, index", [torch.gather], ["gather"])
-declare("index_select", "input, dim, index", [torch.index_select], ["index_select"])
-for _name, _functions, _methods in (
-    ("eq", [torch.eq, operator.eq], ["eq", "__eq__"]),
-    ("ne", [torch.ne, torch.not_equal, operator.ne], ["ne", "not_equal", "__ne__"]),
-    ("gt", [torch.gt, torch.greater, operator.gt], ["gt", "greater", "__gt__"]),
-    ("ge", [torch.ge, torch.greater_equal, operator.ge], ["ge", "greater_equal", "__ge__"]),
-    ("lt", [torch.lt, torch.less, operator.lt], ["lt", "less", "__lt__"]),
-    ("le", [torch.le, torch.less_equal, operator.le], ["le", "less_equal", "__le__"]),
-):
-    declare(_name, "input, other", _functions, _methods, inplace=[f"{_name}_"])
-declare("not", "input", [operator.not_, torch.sym_not])
-declare("logical_not", "input", [torch.logical_not, torch.bitwise_not, operator.invert], ["logical_not", "bitwise_not"])
+declare("cumsum", "input, dim, *, dtype=None", "cumsum")
+declare("sort", "input, dim=-1, descending=False, stable=False", "sort", positions=True)
+declare("argsort", "input, dim=-1, descending=False, stable=False", "argsort", positions=True)
+declare("repeat_interleave", "input, repeats, dim=None, *, output_size=None", "repeat_interleave")
+declare("tolist", "input", "tolist", [array_numbers])
+declare("array_item", "input, *key", functions=[array_item])
+declare("rows_if", "input, skipped", functions=[rows_if], alias=True)
+declare("of_iterations_that_ran", "input, index, experts=None", functions=[of_iterations_that_ran], alias=True)
+declare("is_left", "*asked", functions=[is_left])
+declare("experts_that_ran", "*skipped", functions=[experts_that_ran])
+declare("how_many", "asked", functions=[how_many])
+declare("cat_present", "items, asked", functions=[cat_present])
+declare("no_rows", "sizes, dtype, device", functions=[no_rows])
+declare("masked_fill", "input, mask, value", "masked_fill masked_fill_")
+declare("and", "input, other", "logical_and", [operator.and_])
+declare("topk", "input, k, dim=-1, largest=True, sorted=True", "topk", positions=True)
+for _name in ("argmax", "argmin", "max", "min"):
+    declare(_name, "input, dim=None, keepdim=False", _name, positions=True)
+declare("gather", "input, dim, index", "gather")
+declare("index_select", "input, dim, index", "index_select")
+for _name, _more in (("eq", ""), ("ne", "not_equal"), ("gt", "greater"), ("ge", "greater_equal"), ("lt", "less"),
+                     ("le", "less_equal")):  # fmt: skip
+    declare(_name, "input, other", f"{_name} {_more} __{_name}__ {_name}_", [getattr(operator, _name)])
+declare("not", "input", functions=[operator.not_, torch.sym_not])
+declare("logical_not", "input", "logical_not bitwise_not", [operator.invert])
 
 # Row by row
 for _name in ("mean", "amax", "amin"):
-    declare(_name, "input, dim=None, keepdim=False, *, dtype=None", [getattr(torch, _name)], [_name])
-declare("var", "input, dim=None, unbiased=None, keepdim=False, *, correction=None", [torch.var], ["var"])
-declare(
-    "softmax", "input, dim=None, _stacklevel=3, dtype=None", [functional.softmax, functional.log_softmax]
-)
-declare("softmax", "input, dim, dtype=None", [torch.softmax, torch.log_softmax], ["softmax", "log_softmax"])
-declare("layer_norm", "input, normalized_shape, weight=None, bias=None, eps=1e-05", [functional.layer_norm])
-declare("rms_norm", "input, normalized_shape, weight=None, eps=None", [functional.rms_norm])
+    declare(_name, "input, dim=None, keepdim=False, *, dtype=None", _name)
+declare("var", "input, dim=None, unbiased=None, keepdim=False, *, correction=None", "var")
+declare("softmax", "input, dim=None, _stacklevel=3, dtype=None", functions=[functional.softmax, functional.log_softmax])
+declare("softmax", "input, dim, dtype=None", "softmax log_softmax")
+declare("layer_norm", "input, normalized_shape, weight=None, bias=None, eps=1e-05", functions=[functional.layer_norm])
+declare("rms_norm", "input, normalized_shape, weight=None, eps=None", functions=[functional.rms_norm])
 
 # Products
-declare("linear", "input, weight, bias=None", [functional.linear])
-declare("matmul", "input, other", [torch.matmul, torch.mm, operator.matmul], ["matmul", "mm", "__matmul__"])
-declare("addmm", "bias, input, other, *, beta=1, alpha=1", [torch.addmm], ["addmm"])
-declare("addcmul", "input, tensor1, tensor2, *, value=1", [torch.addcmul], ["addcmul"])
-declare("grouped_mm", "input, mat2, offs=None, bias=None, out_dtype=None", existing(torch, "_grouped_mm"))
+declare("linear", "input, weight, bias=None", functions=[functional.linear])
+declare("matmul", "input, other", "matmul mm __matmul__", [operator.matmul])
+declare("addmm", "bias, input, other, *, beta=1, alpha=1", "addmm")
+declare("addcmul", "input, tensor1, tensor2, *, value=1", "addcmul")
+declare("grouped_mm", "input, mat2, offs=None, bias=None, out_dtype=None", functions=existing(torch, "_grouped_mm"))
 declare(
-    "grouped_mm", "mat_a, mat_b, *, offs=None, bias=None, out_dtype=None", existing(functional, "grouped_mm")
+    "grouped_mm", "mat_a, mat_b, *, offs=None, bias=None, out_dtype=None", functions=existing(functional, "grouped_mm")
 )
 
 # Element by element, two operands
+declare("add", "input, other, *, alpha=1", "add __add__ __radd__ add_", [operator.add], inplace=[operator.iadd])
+declare("sub", "input, other, *, alpha=1", "sub subtract sub_", [operator.sub], inplace=[operator.isub])
+declare("mul", "input, other", "mul multiply __mul__ __rmul__ mul_ multiply_", [operator.mul], inplace=[operator.imul])
 declare(
-    "add",
-    "input, other, *, alpha=1",
-    [torch.add, operator.add],
-    ["add", "__add__", "__radd__"],
-    inplace=["add_", operator.iadd],
-)
-declare(
-    "sub",
-    "input, other, *, alpha=1",
-    [torch.sub, torch.subtract, operator.sub],
-    ["sub", "subtract"],
-    inplace=["sub_", operator.isub],
-)
-declare(
-    "mul",
-    "input, other",
-    [torch.mul, torch.multiply, operator.mul],
-    ["mul", "multiply", "__mul__", "__rmul__"],
-    inplace=["mul_", "multiply_", operator.imul],
-)
-declare(
-    "div",
-    "input, other, *, rounding_mode=None",
-    [torch.div, torch.divide, torch.true_divide, operator.truediv],
-    ["div", "divide", "true_divide"],
-    inplace=["div_", operator.itruediv],
-)
-declare("pow", "input, exponent", [torch.pow, operator.pow, pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
-declare(
-    "floor_divide", "input, other", [torch.floor_divide, operator.floordiv], ["floor_divide", "__floordiv__"],
-    inplace=["floor_divide_", operator.ifloordiv],
+    "div", "input, other, *, rounding_mode=None", "div divide true_divide div_",
+    [operator.truediv], inplace=[operator.itruediv],
 )  # fmt: skip
+declare("pow", "input, exponent", "pow __pow__ pow_", [operator.pow, pow], inplace=[operator.ipow])
 declare(
-    "remainder", "input, other", [torch.remainder, operator.mod], ["remainder", "__mod__"],
-    inplace=["remainder_", operator.imod],
+    "floor_divide", "input, other", "floor_divide __floordiv__ floor_divide_",
+    [operator.floordiv], inplace=[operator.ifloordiv],
 )  # fmt: skip
-declare("maximum", "input, other", [torch.maximum], ["maximum"])
-declare("minimum", "input, other", [torch.minimum], ["minimum"])
+declare("remainder", "input, other", "remainder __mod__ remainder_", [operator.mod], inplace=[operator.imod])
+declare("maximum", "input, other", "maximum")
+declare("minimum", "input, other", "minimum")
 
 # Element by element, one operand
 for _name in ("sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt", "abs", "erf", "log", "relu", "sin", "cos",
               "log1p", "expm1"):  # fmt: skip
-    declare(_name, "input", existing(torch, _name), [_name], inplace=[f"{_name}_", *existing(torch, f"{_name}_")])
+    declare(_name, "input", f"{_name} {_name}_")
 FUNCTIONS[operator.neg] = FUNCTIONS[torch.neg]
 FUNCTIONS[functional.sigmoid] = FUNCTIONS[torch.sigmoid]
 FUNCTIONS[functional.tanh] = FUNCTIONS[torch.tanh]
 for _name in ("silu", "mish", "relu6", "hardswish", "hardsigmoid"):
-    declare(_name, "input, inplace=False", [getattr(functional, _name)])
-declare("relu", "input, inplace=False", [functional.relu])
-declare("gelu", "input, *, approximate='none'", [functional.gelu])
-declare("gelu", "input, approximate='none'", [functional.gelu])
-declare("softplus", "input, beta=1, threshold=20", [functional.softplus])
-declare("leaky_relu", "input, negative_slope=0.01, inplace=False", [functional.leaky_relu])
-declare("elu", "input, alpha=1.0, inplace=False", [functional.elu])
-declare("selu", "input, inplace=False", [functional.selu])
-declare("celu", "input, alpha=1.0, inplace=False", [functional.celu])
-declare("hardtanh", "input, min_val=-1.0, max_val=1.0, inplace=False", [functional.hardtanh])
+    declare(_name, "input, inplace=False", functions=[getattr(functional, _name)])
+declare("relu", "input, inplace=False", functions=[functional.relu])
+declare("gelu", "input, *, approximate='none'", functions=[functional.gelu])
+declare("gelu", "input, approximate='none'", functions=[functional.gelu])
+declare("softplus", "input, beta=1, threshold=20", functions=[functional.softplus])
+declare("leaky_relu", "input, negative_slope=0.01, inplace=False", functions=[functional.leaky_relu])
+declare("elu", "input, alpha=1.0, inplace=False", functions=[functional.elu])
+declare("selu", "input, inplace=False", functions=[functional.selu])
+declare("celu", "input, alpha=1.0, inplace=False", functions=[functional.celu])
+declare("hardtanh", "input, min_val=-1.0, max_val=1.0, inplace=False", functions=[functional.hardtanh])
 for _name in ("softsign", "tanhshrink", "logsigmoid"):
-    declare(_name, "input", [getattr(functional, _name)])
+    declare(_name, "input", functions=[getattr(functional, _name)])
 for _name in ("softshrink", "hardshrink"):
-    declare(_name, "input, lambd=0.5", existing(functional, _name) + existing(torch, _name))
-declare("threshold", "input, threshold, value, inplace=False", existing(functional, "threshold", "_threshold"))
-declare("glu", "input, dim=-1", [functional.glu])
-declare("clamp", "input, min=None, max=None", [torch.clamp, torch.clip], ["clamp", "clip"], inplace=["clamp_", "clip_"])
-declare("dropout", "input, p=0.5, training=True, inplace=False", [functional.dropout])
+    declare(_name, "input, lambd=0.5", functions=existing(functional, _name) + existing(torch, _name))
+_functions = existing(functional, "threshold", "_threshold")
+declare("threshold", "input, threshold, value, inplace=False", functions=_functions)
+declare("glu", "input, dim=-1", functions=[functional.glu])
+declare("clamp", "input, min=None, max=None", "clamp clip", inplace=["clamp_", "clip_"])
+declare("dropout", "input, p=0.5, training=True, inplace=False", functions=[functional.dropout])
 
 # Accumulation
-declare("index_add", "input, dim, index, source, *, alpha=1", [torch.index_add], ["index_add"], inplace=["index_add_"])
+declare("index_add", "input, dim, index, source, *, alpha=1", "index_add index_add_")
+declare("index_put", "input, indices, values, accumulate=False", "index_put index_put_")
+declare("index_copy", "input, dim, index, source", "index_copy index_copy_")
+declare("stack", "tensors, dim=0", functions=[torch.stack])
+declare("cat", "tensors, dim=0", functions=[torch.cat, torch.concat, torch.concatenate])
+declare("scatter", "input, dim, index, src", "scatter scatter_")
+declare("scatter_add", "input, dim, index, src", "scatter_add scatter_add_")
 declare(
-    "index_put",
-    "input, indices, values, accumulate=False",
-    [torch.index_put],
-    ["index_put"],
-    inplace=["index_put_", torch.index_put_],
-)
-declare("index_copy", "input, dim, index, source", [torch.index_copy], ["index_copy"], inplace=["index_copy_"])
-declare("stack", "tensors, dim=0", [torch.stack])
-declare("cat", "tensors, dim=0", [torch.cat, torch.concat, torch.concatenate])
-declare("scatter", "input, dim, index, src", [torch.scatter], ["scatter"], inplace=["scatter_"])
-declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
-declare(
-    "scatter_add",
-    "input, dim, index, src, reduce, *, include_self=True",
-    [torch.scatter_reduce],
-    ["scatter_reduce"],
-    inplace=["scatter_reduce_"],
+    "scatter_add", "input, dim, index, src, reduce, *, include_self=True", "scatter_reduce scatter_reduce_"
 )  # with reduce="sum" alone
 declare("setitem", "input, index, value", inplace=[operator.setitem])
 
 # Not operators on tensors
-declare("set_grad_enabled", "mode", [set_grad_enabled])
-declare("skip_iteration", "condition", [skip_iteration])
-declare("stack_experts", "index, *parameters", [stack_experts])
-declare("join_blocks", "*rows", [join_blocks])
-declare("block_experts", "*rows", [block_experts])
-declare("blocks_apart", "joined, *rows", [blocks_apart], alias=True)
-declare("pick", "input, index", [pick], alias=True)
-declare("sort_slots", "index, experts, axes", [sort_slots])
-declare("project", "input, weight, offsets, bias=None, hit=None", [project])
-declare("draw_noise", "offsets, *dropouts", [draw_noise])
-declare("chosen", "condition, one, other", [chosen])
-declare("require_branch", "value, expected, place, *live", [require_branch])
-declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
+declare("set_grad_enabled", "mode", functions=[set_grad_enabled])
+declare("skip_iteration", "condition", functions=[skip_iteration])
+declare("stack_experts", "index, *parameters", functions=[stack_experts])
+declare("join_blocks", "*rows", functions=[join_blocks])
+declare("block_experts", "*rows", functions=[block_experts])
+declare("blocks_apart", "joined, *rows", functions=[blocks_apart], alias=True)
+declare("pick", "input, index", functions=[pick], alias=True)
+declare("sort_slots", "index, experts, axes", functions=[sort_slots])
+declare("project", "input, weight, offsets, bias=None, hit=None", functions=[project])
+declare("draw_noise", "offsets, *dropouts", functions=[draw_noise])
+declare("chosen", "condition, one, other", functions=[chosen])
+declare("require_branch", "value, expected, place, *live", functions=[require_branch])
+declare("expert_loop", "body, source, carried=(), captures=()", functions=[expert_loop], alias=True)
 
 ELEMENTWISE = frozenset(
     {"add", "sub", "mul", "div", "pow", "maximum", "minimum", "sigmoid", "tanh", "exp", "neg", "square", "sqrt",
@@ -552,6 +478,13 @@ def target_name(node: fx.Node) -> str:
 def call_operands(call: Call) -> list[Any]:
     """Outer values of the body's placeholders, in order: the source (for the row), carried, captures."""
     return [call["source"], *call["carried"], *call["captures"]]
+
+
+def given_to(node: fx.Node) -> dict[fx.Node, Any]:
+    """What the graph passes to an expert_loop node, by the placeholders of its body."""
+    call = read_call(node)
+    assert call is not None
+    return dict(zip(loop_body(node).graph.find_nodes(op="placeholder"), call_operands(call), strict=True))
 
 
 def loop_body(node: fx.Node) -> fx.GraphModule:

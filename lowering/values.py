@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -13,6 +13,13 @@ from moebius.lowering.memo import MEMO
 from moebius.lowering.torch_private import fake_mode_of, same_size
 
 Where = tuple[str, int, str]
+There = TypeVar("There")
+
+
+def certain(value: There | None) -> There:
+    """The value, which is certainly there."""
+    assert value is not None
+    return value
 
 
 def value_of(node: Any) -> Any:
@@ -36,6 +43,18 @@ def shape_of(node: Any) -> tuple | None:
     """Sizes (ints or SymInts), or None where the value is no known tensor."""
     value = tensor_of(node)
     return None if value is None else tuple(value.shape)
+
+
+def dtype_of(node: Any) -> torch.dtype | None:
+    """The dtype of a node that is known to be a tensor."""
+    value = tensor_of(node)
+    return None if value is None else value.dtype
+
+
+def is_floating(node: Any) -> bool:
+    """Whether it is known to be a tensor of floating point."""
+    value = tensor_of(node)
+    return value is not None and value.dtype.is_floating_point
 
 
 def same_shape(a: tuple | None, b: tuple | None) -> bool:
@@ -110,6 +129,15 @@ def add_call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | str, *
     op = "call_method" if isinstance(target, str) else "call_function"
     node = stands_at(graph.create_node(op, target, args, kwargs), like)
     node.meta["val"] = infer(node)
+    return node
+
+
+def put_before(place: fx.Node, target: Callable[..., Any] | str, args: tuple, like: fx.Node, value: Any) -> fx.Node:
+    """A call before a node, with ``like``'s place and a value that is known."""
+    op = "call_method" if isinstance(target, str) else "call_function"
+    with place.graph.inserting_before(place):
+        node = stands_at(place.graph.create_node(op, target, args), like)
+    node.meta["val"] = value
     return node
 
 

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from moebius.interpreter import decode
+from moebius.interpreter.program import Program
 
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
@@ -17,6 +18,15 @@ READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "breakpoi
 def falls_through(instruction: Any) -> bool:
     """Whether the next instruction may be what runs next."""
     return instruction.opname not in LEAVES and instruction.opname not in JUMPS
+
+
+def ways_on(program: Program, index: int, handlers: bool = False) -> list[int]:
+    """What may run after an instruction, what handles its exception included where that is asked for."""
+    instruction = program.instructions[index]
+    ways = [] if instruction.target is None else [instruction.target]
+    if handlers and (handler := program.handler_at(index)) is not None:
+        ways.append(handler[0])
+    return [*ways, index + 1] if falls_through(instruction) else ways
 
 
 def reads_unnamed(code: types.CodeType) -> bool:
@@ -36,11 +46,7 @@ def read_later(code: types.CodeType, index: int) -> set[str]:
     while changed:
         changed = False
         for i in range(len(instructions) - 1, -1, -1):
-            instruction = instructions[i]
-            after = set(live[i + 1]) if falls_through(instruction) else set()
-            if instruction.target is not None:
-                after |= live[instruction.target]
-            before = before_one(instruction, after)
+            before = before_one(instructions[i], set().union(*(live[way] for way in ways_on(program, i))))
             handler = program.handler_at(i)
             if handler is not None:
                 before |= live[handler[0]]
@@ -52,12 +58,12 @@ def read_later(code: types.CodeType, index: int) -> set[str]:
 def set_before(code: types.CodeType, index: int, name: str) -> tuple[list[int], bool]:
     """The instructions that may have given a local the value that it has before ``index``; whether it may also be the
     one that it has at the beginning. Handlers are left out: where an exception came from, nobody asks."""
-    instructions = decode(code).instructions
+    program = decode(code)
+    instructions = program.instructions
     ways: dict[int, list[int]] = {}
-    for i, instruction in enumerate(instructions):
-        for way in ([i + 1] if falls_through(instruction) else []) + [instruction.target]:
-            if way is not None:
-                ways.setdefault(way, []).append(i)
+    for i in range(len(instructions)):
+        for way in ways_on(program, i):
+            ways.setdefault(way, []).append(i)
     seen, work, found = {index}, [index], []
     while work:
         for i in ways.get(work.pop(), ()):

@@ -11,7 +11,7 @@ import types
 
 from moebius.interpreter import decode
 
-from .liveness import accesses, falls_through
+from .liveness import accesses, ways_on
 
 
 def hidden_later(code: types.CodeType, index: int) -> str | None:
@@ -41,10 +41,7 @@ def hidden_later(code: types.CodeType, index: int) -> str | None:
                 after -= {name}  # it is put back
             elif instruction.opname != "LOAD_FAST_AND_CLEAR":
                 used |= (own - inside) & {name}  # 3.13 loads cells for closures like this
-        if instruction.target is not None:
-            work.append((instruction.target, after))
+        work += [(way, after) for way in ways_on(program, i)]
         if (handler := program.handler_at(i)) is not None:
             work.append((handler[0], inside))
-        if falls_through(instruction):
-            work.append((i + 1, after))
     return min(hidden & used, default=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, UNSET, decode
 
-from .liveness import accesses, falls_through
+from .liveness import accesses, falls_through, ways_on
 
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
@@ -54,10 +54,7 @@ def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:
             places = (*places, begun[index])
         if instruction.opname == "POP_EXCEPT":
             places = places[:-1]
-        if instruction.target is not None:
-            work.append((instruction.target, places))
-        if falls_through(instruction):
-            work.append((index + 1, places))
+        work += [(way, places) for way in ways_on(program, index)]
     return [places or () for places in found]
 
 

@@ -15,7 +15,7 @@ from moebius.interpreter import decode
 
 from .hidden_frames import hidden
 from .instruction_templates import JUMP_IF_FALSE, LOAD_CELL, call_sequence
-from .liveness import falls_through
+from .liveness import ways_on
 
 EMPTY = types.CellType()
 # A comprehension in the frame makes a cell of its own for a variable, and puts back the one that this has hidden.
@@ -59,12 +59,9 @@ def unset_reads(code: types.CodeType) -> dict[int, str]:
             after = before - {instruction.argval}
         elif instruction.opname in EMPTIES and i > begins:
             after = before | (own & {instruction.argval})
-        if instruction.target is not None:
-            work.append((instruction.target, after))
+        work += [(way, after) for way in ways_on(program, i)]
         if (handler := program.handler_at(i)) is not None:
             work.append((handler[0], before))
-        if falls_through(instruction):
-            work.append((i + 1, after))
     return {
         i: instruction.argval
         for i, instruction in enumerate(program.instructions)

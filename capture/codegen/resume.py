@@ -15,7 +15,7 @@ import torch
 
 from moebius.interpreter import UNSET, Frame, decode, is_kind
 
-from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
+from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed, ways_on
 from ..bytecode.stack_layout import (
     AFTER_LOOP,
     BEFORE_CALL,
@@ -65,13 +65,7 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
             names |= set(instruction.argval if is_kind(instruction.argval, tuple) else (instruction.argval,))
         elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "super":
             names |= first_argument(frame_code)
-        if instruction.target is not None:
-            work.append(instruction.target)
-        handler = program.handler_at(i)
-        if handler is not None:
-            work.append(handler[0])
-        if falls_through(instruction):
-            work.append(i + 1)
+        work += ways_on(program, i, handlers=True)
     return names
 
 

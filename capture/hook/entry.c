@@ -111,28 +111,48 @@ move_to_front(Entry *entry, Variant *hit)
 /* ---- the call ---- */
 
 static PyObject *
+as_tuple(PyObject *const *args, Py_ssize_t n)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    }
+    return tuple;
+}
+
+/* Arguments as Python has them, new references. 0 or -1. */
+static int
+as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **positional, PyObject **keywords)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    *positional = as_tuple(args, n);
+    *keywords = PyDict_New();
+    for (Py_ssize_t i = 0; *keywords != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
+        if (PyDict_SetItem(*keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
+            Py_CLEAR(*keywords);
+        }
+    }
+    if (*positional != NULL && *keywords != NULL) {
+        return 0;
+    }
+    Py_XDECREF(*positional);
+    Py_XDECREF(*keywords);
+    return -1;
+}
+
+static PyObject *
 call_cold(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf), n_keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    PyObject *result = NULL, *positional = PyTuple_New(n), *keywords = PyDict_New();
-    if (positional == NULL || keywords == NULL) {
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    for (Py_ssize_t i = 0; i < n_keywords; i++) {
-        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
-            goto done;
-        }
+    PyObject *positional, *keywords;
+    if (as_tuple_and_dict(args, nargsf, kwnames, &positional, &keywords) < 0) {
+        return NULL;
     }
     PyObject *cold = Py_NewRef(entry->cold);
     PyObject *call[] = {NULL, (PyObject *)entry, positional, keywords};
-    result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(cold);
-done:
-    Py_XDECREF(positional);
-    Py_XDECREF(keywords);
+    Py_DECREF(positional);
+    Py_DECREF(keywords);
     return result;
 }
 
@@ -181,17 +201,15 @@ mb_traced(void)
 }
 
 PyObject *
-mb_set_own_tracer(PyObject *module, PyObject *tracer)
+mb_set_own_tracer(PyObject *Py_UNUSED(module), PyObject *tracer)
 {
-    (void)module;
     Py_XSETREF(own_tracer, tracer == Py_None ? NULL : Py_NewRef(tracer));
     Py_RETURN_NONE;
 }
 
 PyObject *
-mb_is_traced(PyObject *module, PyObject *unused)
+mb_is_traced(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(mb_traced());
 }
 
@@ -231,28 +249,6 @@ call_untraced(PyObject *callable, PyObject *args)
     return result;
 }
 
-/* (args, kwargs), as Python has them. */
-static PyObject *
-as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames)
-{
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    PyObject *positional = PyTuple_New(n), *keywords = PyDict_New();
-    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    for (Py_ssize_t i = 0; keywords != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
-        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
-            Py_CLEAR(keywords);
-        }
-    }
-    if (positional == NULL || keywords == NULL) {
-        Py_XDECREF(positional);
-        Py_XDECREF(keywords);
-        return NULL;
-    }
-    return Py_BuildValue("(NN)", positional, keywords);
-}
-
 /* As Python. What stands around it is called before and gives what is called afterwards, with the exception or None: no
    frame of ours is below the function's, for a debugger. */
 static PyObject *
@@ -261,7 +257,11 @@ call_as_python(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwn
     if (entry->around == NULL) {
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
     }
-    PyObject *after = call_untraced(entry->around, as_tuple_and_dict(args, nargsf, kwnames));
+    PyObject *positional, *keywords;
+    if (as_tuple_and_dict(args, nargsf, kwnames, &positional, &keywords) < 0) {
+        return NULL;
+    }
+    PyObject *after = call_untraced(entry->around, Py_BuildValue("(NN)", positional, keywords));
     if (after == NULL) {
         return NULL;
     }
@@ -373,17 +373,12 @@ new_continuation(PyObject *callable, PyObject *args, PyObject *keywords)
 static PyObject *
 entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
 {
-    PyObject *positional = PyTuple_New(n);
-    for (Py_ssize_t i = 0; positional != NULL && i < n; i++) {
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    }
-    return new_continuation(entry, positional, NULL);
+    return new_continuation(entry, as_tuple(args, n), NULL);
 }
 
 PyObject *
-mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
+mb_leave_to(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
 {
-    (void)module;
     if (n < 1) {
         PyErr_SetString(PyExc_TypeError, "leave_to(callable, *values) needs a callable");
         return NULL;
@@ -396,9 +391,8 @@ mb_leave_to(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 PyObject *
-mb_leave_to_call(PyObject *module, PyObject *args)
+mb_leave_to_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *callable, *positional, *keywords;
     if (!PyArg_ParseTuple(args, "OO!O!:leave_to_call", &callable, &PyTuple_Type, &positional, &PyDict_Type, &keywords)) {
         return NULL;
@@ -449,18 +443,16 @@ finished(PyObject *result)
 }
 
 PyObject *
-mb_finish(PyObject *module, PyObject *result)
+mb_finish(PyObject *Py_UNUSED(module), PyObject *result)
 {
-    (void)module;
     return finished(Py_NewRef(result));
 }
 
 /* ---- what runs natively: no frame of ours stands around it, for a debugger that is entered in it to stop in ---- */
 
 PyObject *
-mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+mb_call_timed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     if (n < 3) {
         PyErr_SetString(PyExc_TypeError, "call_timed(clock, ended, callable, *args, **kwargs) needs the first three");
         return NULL;
@@ -472,23 +464,18 @@ mb_call_timed(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *k
     PyObject *result = PyObject_Vectorcall(args[2], args + 3, (size_t)(n - 3) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyThreadState *thread = PyThreadState_GET();
-    PyThreadState_EnterTracing(thread);
-    PyObject *done = PyObject_CallFunctionObjArgs(args[1], began, result == NULL ? Py_True : Py_False, NULL);
-    PyThreadState_LeaveTracing(thread);
+    PyObject *done = call_untraced(args[1], Py_BuildValue("(NO)", began, result == NULL ? Py_True : Py_False));
     if (done == NULL) {
         PyErr_WriteUnraisable(args[1]);
     }
     Py_XDECREF(done);
-    Py_DECREF(began);
     PyErr_Restore(type, value, trace);
     return result;
 }
 
 PyObject *
-mb_call_with_cells(PyObject *module, PyObject *args)
+mb_call_with_cells(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *code, *globals, *values, *result = NULL;
     Py_ssize_t n;
     if (!PyArg_ParseTuple(args, "O!O!nO!:call_with_cells", &PyCode_Type, &code, &PyDict_Type, &globals, &n, &PyList_Type,
@@ -666,9 +653,8 @@ entry_dealloc(Entry *entry)
 }
 
 static PyObject *
-entry_get(PyObject *self, PyObject *object, PyObject *type)
+entry_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
 {
-    (void)type;
     if (object == NULL || object == Py_None) {
         return Py_NewRef(self);
     }
@@ -732,25 +718,22 @@ entry_remove(Entry *entry, PyObject *program)
 }
 
 static PyObject *
-entry_clear_method(Entry *entry, PyObject *unused)
+entry_clear_method(Entry *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     replace_list(entry, NULL);
     Py_RETURN_NONE;
 }
 
 /* copy.copy, copy.deepcopy and pickle treat it as they treat functions: as itself, and by name. */
 static PyObject *
-entry_copy(PyObject *entry, PyObject *unused)
+entry_copy(PyObject *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return Py_NewRef(entry);
 }
 
 static PyObject *
-entry_reduce(PyObject *entry, PyObject *unused)
+entry_reduce(PyObject *entry, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyObject_GetAttrString(entry, "__qualname__");
 }
 
@@ -768,9 +751,8 @@ static PyMethodDef entry_methods[] = {
 };
 
 static PyObject *
-entry_targets(Entry *entry, void *closure)
+entry_targets(Entry *entry, void *Py_UNUSED(closure))
 {
-    (void)closure;
     VariantList *list = entry->list;
     Py_ssize_t n = list == NULL ? 0 : list->n;
     if (list != NULL) {
@@ -805,17 +787,15 @@ entry_object(Entry *entry, void *closure)
 #if PY_VERSION_HEX >= 0x030E0000
 /* Annotations are evaluated when somebody asks (PEP 649), and then by the function: they may name what comes later. */
 static PyObject *
-entry_annotations(Entry *entry, void *closure)
+entry_annotations(Entry *entry, void *Py_UNUSED(closure))
 {
-    (void)closure;
     PyObject *own = PyDict_GetItemString(entry->dict, "__annotations__");
     return own != NULL ? Py_NewRef(own) : PyObject_GetAttrString(entry->function, "__annotations__");
 }
 
 static int
-entry_set_annotations(Entry *entry, PyObject *value, void *closure)
+entry_set_annotations(Entry *entry, PyObject *value, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return value == NULL ? PyDict_DelItemString(entry->dict, "__annotations__")
                          : PyDict_SetItemString(entry->dict, "__annotations__", value);
 }

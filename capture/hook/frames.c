@@ -320,17 +320,22 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
 /* ---- calls from Python ---- */
 
 static PyObject *
-call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+call_with_hook(int on, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
     if (n < 1) {
-        PyErr_SetString(PyExc_TypeError, "call_hooked(callable, *args, **kwargs) needs a callable");
+        PyErr_Format(PyExc_TypeError, "call_%shooked(callable, *args, **kwargs) needs a callable", on ? "" : "un");
         return NULL;
     }
-    HookScope scope = mb_hook_enter(1);
+    HookScope scope = mb_hook_enter(on);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     mb_hook_leave(scope);
     return result;
+}
+
+static PyObject *
+call_hooked(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    return call_with_hook(1, args, n, kwnames);
 }
 
 static PyObject *
@@ -354,45 +359,33 @@ call_hooked_for(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject 
 }
 
 static PyObject *
-hooked_for(PyObject *module, PyObject *unused)
+hooked_for(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return Py_NewRef(whose == NULL ? Py_None : whose);
 }
 
 static PyObject *
-call_unhooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+call_unhooked(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
-    (void)module;
-    if (n < 1) {
-        PyErr_SetString(PyExc_TypeError, "call_unhooked(callable, *args, **kwargs) needs a callable");
-        return NULL;
-    }
-    HookScope scope = mb_hook_enter(0);
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    mb_hook_leave(scope);
-    return result;
+    return call_with_hook(0, args, n, kwnames);
 }
 
 static PyObject *
-is_hooked(PyObject *module, PyObject *unused)
+is_hooked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(hook_is_on);
 }
 
 static PyObject *
-evaluator(PyObject *module, PyObject *unused)
+evaluator(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     _PyFrameEvalFunction now = installed();
     return PyUnicode_FromString(now == hook_eval ? "moebius" : now == _PyEval_EvalFrameDefault ? "default" : "other");
 }
 
 static PyObject *
-set_settler(PyObject *module, PyObject *given)
+set_settler(PyObject *Py_UNUSED(module), PyObject *given)
 {
-    (void)module;
     if (!PyCallable_Check(given)) {
         PyErr_Format(PyExc_TypeError, "set_settler(callable), not %R", given);
         return NULL;
@@ -402,9 +395,8 @@ set_settler(PyObject *module, PyObject *given)
 }
 
 static PyObject *
-settle_now(PyObject *module, PyObject *unused)
+settle_now(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     if (depth == 0) {
         settle();
     }
@@ -432,11 +424,5 @@ PyMethodDef mb_frame_methods[] = {
 int
 mb_frames_init(PyObject *module)
 {
-    if (mb_notes_init(module) < 0) {
-        return -1;
-    }
-    if (!mb_can_end_frames()) {
-        return -1;
-    }
-    return 0;
+    return mb_notes_init(module) < 0 || !mb_can_end_frames() ? -1 : 0;
 }

@@ -33,14 +33,7 @@ mb_reach(GuardProgram *p, int index, PyObject *const *args, PyObject **values)
         values[index] = slot->object;
         return 1;
     case SLOT_WEAK:
-#if PY_VERSION_HEX >= 0x030D0000
-        if (PyWeakref_GetRef(slot->object, &value) < 0) {
-            return mb_guard_error();
-        }
-#else
-        value = PyWeakref_GET_OBJECT(slot->object);
-        value = value == Py_None ? NULL : Py_NewRef(value);
-#endif
+        value = mb_still_there(slot->object);
         break;
     case SLOT_DICT_ITEM:
         if (PyDict_Check(from)) {
@@ -192,8 +185,7 @@ check_distinct(Check *check, PyObject **values)
     }
     uintptr_t *sorted = PyMem_New(uintptr_t, (size_t)n);
     if (sorted == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (int i = 0; i < n; i++) {
         sorted[i] = (uintptr_t)values[check->slots[i]];
@@ -232,8 +224,7 @@ check_python(Check *check, PyObject **values)
     PyObject *small[8] = {NULL};
     PyObject **args = check->n_slots <= 8 ? small : PyMem_New(PyObject *, (size_t)check->n_slots);
     if (args == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (int i = 0; i < check->n_slots; i++) {
         args[i] = values[check->slots[i]];
@@ -258,16 +249,9 @@ evaluate(Check *check, PyObject **values)
     case CHECK_IS:
         return object == check->object;
     case CHECK_IS_WEAK: {
-#if PY_VERSION_HEX >= 0x030D0000
-        PyObject *referent;
-        if (PyWeakref_GetRef(check->object, &referent) < 0) {
-            return -1;
-        }
+        PyObject *referent = mb_still_there(check->object);
         Py_XDECREF(referent);    /* alive still if it is `object`, which the slot holds */
-        return referent == object;
-#else
-        return PyWeakref_GET_OBJECT(check->object) == object && object != Py_None;
-#endif
+        return referent == NULL && PyErr_Occurred() ? -1 : referent == object;
     }
     case CHECK_TYPE:
         return (PyObject *)Py_TYPE(object) == check->object;
@@ -335,9 +319,8 @@ sweep(GuardProgram *p)
 }
 
 int
-mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+mb_program_arity(GuardProgram *p, PyObject *const *Py_UNUSED(args), size_t nargsf, PyObject *kwnames)
 {
-    (void)args;
     if (PyVectorcall_NARGS(nargsf) != p->n_positional) {
         return 0;
     }
@@ -364,8 +347,7 @@ mb_run_dynamic(GuardProgram *p, PyObject *const *args)
     int own = !p->busy, holds = 1;
     PyObject **values = own ? p->scratch : PyMem_New(PyObject *, (size_t)p->n_slots + 1);
     if (values == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     p->busy += own;
     int reached = 0;

@@ -20,8 +20,7 @@ unpack_call(Call *call, PyObject *args, PyObject *kwargs)
     if (call->kwnames == NULL || call->args == NULL) {
         Py_XDECREF(call->kwnames);
         PyMem_Free(call->args);
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         call->args[i] = Py_NewRef(PyTuple_GET_ITEM(args, i));
@@ -149,23 +148,16 @@ static double
 time_check(GuardProgram *p, int index, Call *call, PyObject **values, int *reached, Py_ssize_t n)
 {
     Check *check = &p->checks[index];
-    int watched = mb_watched(check->kind), holds = 1;
+    int holds = 1;
     double best = HUGE_VAL;
     for (int batch = 0; batch < BATCHES && holds == 1; batch++) {
         double start = now_ns();
         for (Py_ssize_t k = 0; k < n && holds == 1; k++) {
-            if (watched) {
-                holds = mb_run_watch(p, check);
-                continue;
+            if (!mb_watched(check->kind)) {
+                mb_release(p, check->first_load, *reached - check->first_load, values);
+                *reached = check->first_load;
             }
-            mb_release(p, check->first_load, *reached - check->first_load, values);
-            *reached = check->first_load;
-            for (int end = *reached + check->loads; *reached < end && holds == 1; (*reached)++) {
-                holds = mb_reach(p, p->order[*reached], call->args, values);
-            }
-            if (holds == 1) {
-                holds = mb_run_check(check, values);
-            }
+            holds = step(p, index, call->args, values, reached);
         }
         best = Py_MIN(best, now_ns() - start);
     }

@@ -17,12 +17,30 @@ mb_guard_error(void)
     return -1;
 }
 
+int
+mb_no_memory(void)
+{
+    PyErr_NoMemory();
+    return -1;
+}
+
+PyObject *
+mb_still_there(PyObject *weak)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object;
+    return PyWeakref_GetRef(weak, &object) > 0 ? object : NULL;
+#else
+    PyObject *object = PyWeakref_GET_OBJECT(weak);
+    return object == Py_None ? NULL : Py_NewRef(object);
+#endif
+}
+
 /* ---- ABSENT ---- */
 
 static PyObject *
-absent_repr(PyObject *self)
+absent_repr(PyObject *Py_UNUSED(self))
 {
-    (void)self;
     return PyUnicode_FromString("ABSENT");
 }
 
@@ -38,32 +56,28 @@ static PyTypeObject Absent_Type = {
 /* ---- the module ---- */
 
 static PyObject *
-disable(PyObject *module, PyObject *unused)
+disable(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     mb_disabled = 1;
     Py_RETURN_NONE;
 }
 
 static PyObject *
-enable(PyObject *module, PyObject *unused)
+enable(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     mb_disabled = 0;
     Py_RETURN_NONE;
 }
 
 static PyObject *
-is_disabled(PyObject *module, PyObject *unused)
+is_disabled(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(mb_disabled);
 }
 
 static PyObject *
-features(PyObject *module, PyObject *unused)
+features(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N,s:s,s:n}", "dict_tags", PyBool_FromLong(mb_dict_tags), "instance_dict_tags",
                          PyBool_FromLong(mb_instance_tags), "class_tags", PyBool_FromLong(mb_class_tags),
                          "dict_watchers", PyBool_FromLong(mb_dict_watchers), "instance_dict_watchers",
@@ -72,9 +86,8 @@ features(PyObject *module, PyObject *unused)
 }
 
 static PyObject *
-copy_set(PyObject *module, PyObject *from)
+copy_set(PyObject *Py_UNUSED(module), PyObject *from)
 {
-    (void)module;
     if (!PySet_CheckExact(from)) {
         PyErr_SetString(PyExc_TypeError, "copy_set needs a set");
         return NULL;
@@ -83,16 +96,14 @@ copy_set(PyObject *module, PyObject *from)
 }
 
 static PyObject *
-uncounted(PyObject *module, PyObject *object)
+uncounted(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     return mb_is_counted(object) ? PyObject_GetIter(object) : Py_NewRef(object);
 }
 
 static PyObject *
-own_attributes(PyObject *module, PyObject *type)
+own_attributes(PyObject *Py_UNUSED(module), PyObject *type)
 {
-    (void)module;
     if (!PyType_Check(type)) {
         PyErr_SetString(PyExc_TypeError, "own_attributes needs a type");
         return NULL;

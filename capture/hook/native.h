@@ -8,6 +8,8 @@
 extern PyObject *mb_absent;       /* native.ABSENT: "this key or attribute does not exist" */
 extern int mb_disabled;           /* the global off switch */
 int mb_guard_error(void);         /* after an error in a guard: Exceptions are cleared (0); others stay raised (-1) */
+int mb_no_memory(void);           /* -1, with a MemoryError */
+PyObject *mb_still_there(PyObject *weak);    /* a new reference to what a weak one is to, NULL if that is gone */
 
 /* selftest.c */
 extern int mb_dict_tags;          /* a dict's version tag changes with each write to it */

@@ -74,23 +74,10 @@ mb_note_of(PyObject *code, int make)
     return note;
 }
 
-/* A new reference to what a weak one is to, NULL if that is gone. */
-static PyObject *
-still_there(PyObject *weak)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *object;
-    return PyWeakref_GetRef(weak, &object) > 0 ? object : NULL;
-#else
-    PyObject *object = PyWeakref_GET_OBJECT(weak);
-    return object == Py_None ? NULL : Py_NewRef(object);
-#endif
-}
-
 static int
 is_gone(const Claim *claim)
 {
-    PyObject *callable = claim->owner == ANYONE ? NULL : still_there(claim->callable);
+    PyObject *callable = claim->owner == ANYONE ? NULL : mb_still_there(claim->callable);
     Py_XDECREF(callable);
     return claim->owner != ANYONE && callable == NULL;
 }
@@ -118,8 +105,7 @@ mb_attach_to(CodeNote *note, Owner owner, PyObject *function, PyObject *callable
 {
     Claim *claim = PyMem_Calloc(1, sizeof(Claim));
     if (claim == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     claim->owner = owner;
     claim->pass_function = pass_function;
@@ -166,7 +152,7 @@ mb_claim_of(CodeNote *note, Owner owner)
 static int
 is_alike(PyObject *weak, PyObject *function)
 {
-    PyObject *known = weak == NULL ? NULL : still_there(weak);
+    PyObject *known = weak == NULL ? NULL : mb_still_there(weak);
     if (known == NULL) {
         return -1;
     }
@@ -191,16 +177,15 @@ mb_is_for(const Claim *claim, PyObject *function, PyObject **callable)
     if (same <= 0) {
         return same;
     }
-    *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : still_there(claim->callable);
+    *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : mb_still_there(claim->callable);
     return *callable == NULL ? -1 : 1;
 }
 
 /* ---- calls from Python ---- */
 
 static PyObject *
-set_frame_callback(PyObject *module, PyObject *callback)
+set_frame_callback(PyObject *Py_UNUSED(module), PyObject *callback)
 {
-    (void)module;
     if (callback != Py_None && !PyCallable_Check(callback)) {
         PyErr_SetString(PyExc_TypeError, "the frame callback must be callable or None");
         return NULL;
@@ -230,9 +215,8 @@ code_of(PyObject *object, PyObject **function)
 }
 
 static PyObject *
-attach(PyObject *module, PyObject *args, PyObject *kwargs)
+attach(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    (void)module;
     static char *names[] = {"code", "callable", "pass_function", NULL};
     PyObject *object, *callable, *function;
     int pass_function = 0;
@@ -275,30 +259,26 @@ set_verdict(PyObject *object, Verdict verdict)
 }
 
 static PyObject *
-detach(PyObject *module, PyObject *object)
+detach(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     return set_verdict(object, UNKNOWN);
 }
 
 static PyObject *
-mark_skip(PyObject *module, PyObject *object)
+mark_skip(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     return set_verdict(object, SKIPPED);
 }
 
 static PyObject *
-leave_alone(PyObject *module, PyObject *object)
+leave_alone(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     return set_verdict(object, LEFT_ALONE);
 }
 
 static PyObject *
-attached(PyObject *module, PyObject *object)
+attached(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     PyObject *function, *code = code_of(object, &function);
     if (code == NULL) {
         return NULL;
@@ -311,14 +291,13 @@ attached(PyObject *module, PyObject *object)
         Py_RETURN_NONE;
     }
     const Claim *claim = note->claims;
-    PyObject *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : still_there(claim->callable);
+    PyObject *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : mb_still_there(claim->callable);
     return callable == NULL ? Py_NewRef(Py_None) : callable;
 }
 
 static PyObject *
-forget_frames(PyObject *module, PyObject *unused)
+forget_frames(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     /* Dropping a callable may run code that frees notes, so the walk starts again after each. */
     for (CodeNote *note = notes; note != NULL;) {
         if (note->verdict == ATTACHED) {

@@ -129,8 +129,7 @@ copy_slots(GuardProgram *p, Check *check, int index, PyObject *spec, Py_ssize_t 
     Py_ssize_t n = PyTuple_GET_SIZE(spec) - from;
     check->slots = PyMem_New(int, (size_t)n + 1);
     if (check->slots == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     check->n_slots = (int)n;
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -233,8 +232,7 @@ build_none_of(Check *check, int index, PyObject *spec, PyObject *objects)
     check->length = PyTuple_GET_SIZE(objects);
     check->addresses = PyMem_New(uintptr_t, (size_t)check->length + 1);
     if (check->addresses == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (Py_ssize_t i = 0; i < check->length; i++) {
         check->addresses[i] = (uintptr_t)PyTuple_GET_ITEM(objects, i);
@@ -363,8 +361,7 @@ build_watches(GuardProgram *p)
         p->watches[k].checks = PyMem_Calloc(n, sizeof(int));
         p->watches[k].tags = PyMem_Calloc(n, sizes[k]);
         if (p->watches[k].checks == NULL || p->watches[k].tags == NULL) {
-            PyErr_NoMemory();
-            return -1;
+            return mb_no_memory();
         }
     }
     for (int i = 0; i < p->n_checks; i++) {
@@ -410,8 +407,7 @@ build(GuardProgram *p, PyObject *slots, PyObject *checks)
     p->dynamic = PyMem_Calloc(n_checks + 1, sizeof(int));
     p->scratch = PyMem_Calloc(n_slots + 1, sizeof(PyObject *));
     if (!p->slots || !p->checks || !p->order || !p->dynamic || !p->scratch) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (size_t i = 0; i < n_slots; i++) {
         p->n_slots = (int)i + 1;
@@ -427,8 +423,7 @@ build(GuardProgram *p, PyObject *slots, PyObject *checks)
     }
     char *done = PyMem_Calloc(n_slots + 1, 1);
     if (done == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (int i = 0; i < p->n_checks; i++) {
         Check *check = &p->checks[i];
@@ -561,16 +556,14 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* ---- the face towards Python; its methods are in inspect.c ---- */
 
 static PyObject *
-program_n_checks(GuardProgram *p, void *closure)
+program_n_checks(GuardProgram *p, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromLong(p->n_checks);
 }
 
 static PyObject *
-program_n_compared(GuardProgram *p, void *closure)
+program_n_compared(GuardProgram *p, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromLong(mb_compared(p));
 }
 

@@ -5,8 +5,9 @@
 
 static const char *const flag_names[N_FLAGS] = {"requires_grad", "is_leaf", "is_conj", "is_neg", "is_inference"};
 
-static PyObject *name_dtype, *name_device, *name_layout, *name_shape, *name_stride, *name_storage_offset;
-static PyObject *name_flags[N_FLAGS];
+static const char *const object_names[N_OBJECTS] = {"dtype", "device", "layout"};
+
+static PyObject *name_shape, *name_stride, *name_storage_offset, *name_flags[N_FLAGS], *name_objects[N_OBJECTS];
 
 /* ---- what is expected ---- */
 
@@ -25,8 +26,7 @@ read_sizes(PyObject *tuple, const char *what, Py_ssize_t *ndim, int64_t **out)
     *ndim = n;
     *out = PyMem_New(int64_t, (size_t)n + 1);
     if (*out == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *item = PyTuple_GET_ITEM(tuple, i);
@@ -56,17 +56,11 @@ read_field(TensorMeta *meta, PyObject *key, PyObject *value)
         meta->type = Py_NewRef(value);
         return 0;
     }
-    if (strcmp(name, "dtype") == 0) {
-        meta->dtype = Py_NewRef(value);
-        return 0;
-    }
-    if (strcmp(name, "device") == 0) {
-        meta->device = Py_NewRef(value);
-        return 0;
-    }
-    if (strcmp(name, "layout") == 0) {
-        meta->layout = Py_NewRef(value);
-        return 0;
+    for (int i = 0; i < N_OBJECTS; i++) {
+        if (strcmp(name, object_names[i]) == 0) {
+            meta->objects[i] = Py_NewRef(value);
+            return 0;
+        }
     }
     if (strcmp(name, "shape") == 0) {
         return read_sizes(value, name, &meta->ndim, &meta->shape);
@@ -122,9 +116,9 @@ mb_tensor_meta_free(TensorMeta *meta)
         return;
     }
     Py_XDECREF(meta->type);
-    Py_XDECREF(meta->dtype);
-    Py_XDECREF(meta->device);
-    Py_XDECREF(meta->layout);
+    for (int i = 0; i < N_OBJECTS; i++) {
+        Py_XDECREF(meta->objects[i]);
+    }
     PyMem_Free(meta->shape);
     PyMem_Free(meta->stride);
     PyMem_Free(meta);
@@ -134,9 +128,9 @@ int
 mb_tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg)
 {
     Py_VISIT(meta->type);
-    Py_VISIT(meta->dtype);
-    Py_VISIT(meta->device);
-    Py_VISIT(meta->layout);
+    for (int i = 0; i < N_OBJECTS; i++) {
+        Py_VISIT(meta->objects[i]);
+    }
     return 0;
 }
 
@@ -198,14 +192,10 @@ static int
 check_by_attributes(TensorMeta *meta, PyObject *object)
 {
     int same = 1;
-    if (meta->dtype != NULL) {
-        same = same_attribute(object, name_dtype, meta->dtype);
-    }
-    if (same == 1 && meta->device != NULL) {
-        same = same_attribute(object, name_device, meta->device);
-    }
-    if (same == 1 && meta->layout != NULL) {
-        same = same_attribute(object, name_layout, meta->layout);
+    for (int i = 0; i < N_OBJECTS && same == 1; i++) {
+        if (meta->objects[i] != NULL) {
+            same = same_attribute(object, name_objects[i], meta->objects[i]);
+        }
     }
     if (same == 1 && meta->shape != NULL) {
         same = mb_same_sizes(PyObject_GetAttr(object, name_shape), meta->ndim, meta->shape);
@@ -244,25 +234,16 @@ mb_tensor_check(TensorMeta *meta, PyObject *object)
 }
 
 int
-mb_tensors_init(PyObject *module)
+mb_tensors_init(PyObject *Py_UNUSED(module))
 {
-    (void)module;
-    struct {
-        PyObject **where;
-        const char *name;
-    } names[] = {
-        {&name_dtype, "dtype"}, {&name_device, "device"}, {&name_layout, "layout"}, {&name_shape, "shape"},
-        {&name_stride, "stride"}, {&name_storage_offset, "storage_offset"},
-    };
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
-        if ((*names[i].where = PyUnicode_InternFromString(names[i].name)) == NULL) {
-            return -1;
-        }
-    }
+    name_shape = PyUnicode_InternFromString("shape");
+    name_stride = PyUnicode_InternFromString("stride");
+    name_storage_offset = PyUnicode_InternFromString("storage_offset");
     for (int i = 0; i < N_FLAGS; i++) {
-        if ((name_flags[i] = PyUnicode_InternFromString(flag_names[i])) == NULL) {
-            return -1;
-        }
+        name_flags[i] = PyUnicode_InternFromString(flag_names[i]);
     }
-    return 0;
+    for (int i = 0; i < N_OBJECTS; i++) {
+        name_objects[i] = PyUnicode_InternFromString(object_names[i]);
+    }
+    return PyErr_Occurred() ? -1 : 0;
 }

@@ -7,6 +7,7 @@
 #define ANY INT64_MIN    /* a size, stride or offset that may vary, or is not looked at */
 
 enum { REQUIRES_GRAD, IS_LEAF, IS_CONJ, IS_NEG, IS_INFERENCE, N_FLAGS };
+enum { N_OBJECTS = 3 };
 
 #define MAX_BLOCK 20     /* words */
 
@@ -20,7 +21,7 @@ struct TensorMeta {
     uint64_t block[MAX_BLOCK];                   /* its TensorImpl from its sizes to its key set */
     int32_t dtype_code, device_index;
     int failures;
-    PyObject *dtype, *device, *layout;
+    PyObject *objects[N_OBJECTS];                /* dtype, device, layout */
     Py_ssize_t ndim;                             /* -1: neither sizes nor strides are looked at */
     int64_t *shape, *stride;
     int64_t storage_offset;                      /* ANY: not looked at */

@@ -550,9 +550,8 @@ read_samples(PyObject *list, Py_ssize_t *n)
 }
 
 static PyObject *
-calibrate_tensors(PyObject *module, PyObject *args)
+calibrate_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     const char *library, *why = NULL;
     PyObject *sample_list, *toggle_list;
     if (!PyArg_ParseTuple(args, "sO!O!:calibrate_tensors", &library, &PyList_Type, &sample_list, &PyList_Type,
@@ -577,9 +576,8 @@ calibrate_tensors(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-read_tensors_by_attributes(PyObject *module, PyObject *unused)
+read_tensors_by_attributes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     memory.on = 0;
     Py_RETURN_NONE;
 }

@@ -1,13 +1,15 @@
 /* Checks on objects known from the start: one comparison each while nobody writes to them. */
 #include "native.h"
 
+/* What a dict holds, or a class gives when it is looked up, is what is expected, key by key. */
 static int
-same_dict(Check *check)
+same_entries(Check *check)
 {
     PyObject *key, *expected;
     Py_ssize_t position = 0;
     while (PyDict_Next(check->expected, &position, &key, &expected)) {
-        PyObject *value = Py_XNewRef(PyDict_GetItemWithError(check->object, key));
+        PyObject *value = Py_XNewRef(check->kind == CHECK_DICT ? PyDict_GetItemWithError(check->object, key)
+                                                               : mb_type_lookup((PyTypeObject *)check->object, key));
         if (value == NULL) {
             if (PyErr_Occurred()) {
                 return -1;
@@ -23,7 +25,14 @@ same_dict(Check *check)
             return same;
         }
     }
-    return check->order == NULL ? 1 : mb_same_keys(check->object, check->order);
+    return 1;
+}
+
+static int
+same_dict(Check *check)
+{
+    int same = same_entries(check);
+    return same <= 0 || check->order == NULL ? same : mb_same_keys(check->object, check->order);
 }
 
 static int
@@ -42,8 +51,7 @@ check_dict(Check *check, TagWatch *watch)
 static int
 same_class(Check *check)
 {
-    PyTypeObject *type = (PyTypeObject *)check->object;
-    PyObject *mro = type->tp_mro;
+    PyObject *mro = ((PyTypeObject *)check->object)->tp_mro;
     if (mro == NULL || PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(check->order)) {
         return 0;
     }
@@ -52,26 +60,7 @@ same_class(Check *check)
             return 0;
         }
     }
-    PyObject *name, *expected;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(check->expected, &position, &name, &expected)) {
-        PyObject *value = Py_XNewRef(mb_type_lookup(type, name));
-        if (value == NULL) {
-            if (PyErr_Occurred()) {
-                return -1;
-            }
-            if (expected != mb_absent) {
-                return 0;
-            }
-            continue;
-        }
-        int same = expected == mb_absent ? 0 : mb_same_value(value, expected);
-        Py_DECREF(value);
-        if (same <= 0) {
-            return same;
-        }
-    }
-    return 1;
+    return same_entries(check);
 }
 
 static int

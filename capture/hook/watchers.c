@@ -54,9 +54,8 @@ written(PyObject *object)
 }
 
 static int
-on_dict_event(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *value)
+on_dict_event(PyDict_WatchEvent Py_UNUSED(event), PyObject *dict, PyObject *Py_UNUSED(key), PyObject *Py_UNUSED(value))
 {
-    (void)event, (void)key, (void)value;
     written(dict);
     return 0;
 }
@@ -81,8 +80,7 @@ make_room(size_t wanted)
     Subscription **old = buckets, **fresh = PyMem_Calloc(n, sizeof(Subscription *));
     size_t n_old = n_buckets;
     if (fresh == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     buckets = fresh;
     n_buckets = n;
@@ -121,8 +119,7 @@ mb_subscribe(GuardProgram *p)
     }
     p->subscriptions = PyMem_Calloc((size_t)(dicts + classes), sizeof(Subscription));
     if (p->subscriptions == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return mb_no_memory();
     }
     if (make_room(n_subscriptions + (size_t)(dicts + classes)) < 0) {
         return -1;
@@ -137,8 +134,7 @@ mb_subscribe(GuardProgram *p)
         watches->always = PyMem_Calloc((size_t)count, sizeof(int));
         watches->state = PyMem_Calloc((size_t)count, 1);
         if (watches->stale == NULL || watches->always == NULL || watches->state == NULL) {
-            PyErr_NoMemory();
-            return -1;
+            return mb_no_memory();
         }
         for (int i = count - 1; i >= 0; i--) {    /* the first is looked at first */
             PyObject *object = watches->tags[i].object;
@@ -241,9 +237,8 @@ mb_watchers_init(void)
 }
 
 uint64_t
-mb_watch_events(PyObject *unused)
+mb_watch_events(PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return events;
 }
 
@@ -264,9 +259,8 @@ mb_watch_one(PyObject *object, int on)
 }
 
 static PyObject *
-use_watchers(PyObject *module, PyObject *on)
+use_watchers(PyObject *Py_UNUSED(module), PyObject *on)
 {
-    (void)module;
     int before = in_use, wanted = PyObject_IsTrue(on);
     if (wanted < 0) {
         return NULL;
@@ -285,9 +279,8 @@ uint64_t mb_watch_events(PyObject *unused) { (void)unused; return 0; }
 int mb_watch_one(PyObject *object, int on) { (void)object, (void)on; return 0; }
 
 static PyObject *
-use_watchers(PyObject *module, PyObject *on)
+use_watchers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(on))
 {
-    (void)module, (void)on;
     Py_RETURN_FALSE;
 }
 

@@ -214,7 +214,7 @@ class Lists:
             node = writer.scope.graph.call_function(function, (writer.argument(sizes),), kind)
             with self.tensors.mode:
                 node.meta["val"] = function(sizes, **kind)
-            node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+            node.meta.update(**loop.stands_at)
             made.append(node)
         for node, placeholder in zip(made, loop.absent_nodes, strict=True):
             placeholder.meta.update(node.meta)

@@ -121,6 +121,11 @@ class LoopRegion:
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}
 
+    @property
+    def stands_at(self) -> dict[str, Any]:
+        """What nodes of it say of the user's line."""
+        return {"where": self.where[-1] if self.where else ("", 0, ""), "stack": self.where}
+
     def is_at_end(self) -> bool:
         """Whether the frame is where the iteration ends."""
         frame = self.frame
@@ -132,7 +137,6 @@ class LoopRegion:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
         self.first, self.root_step, self.place = first, other.root_step, other.place
         self.put_back, self.value = other.put_back, other.value
-
 
     def fakes(self, world: torch_fakes.FakeWorld) -> Iterator[torch.Tensor]:
         """Of what it carries, afterwards, and of what a side gives out."""

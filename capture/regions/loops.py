@@ -250,19 +250,24 @@ class Loops:
         loop = LoopRegion(frame, rows, carried)
         loop.counted = self.counter.mark()
         loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
-        writer, objects = self.tensors.writer, self.objects
+        tensors, objects = self.tensors, self.objects
+        writer, world = tensors.writer, tensors.world
         loop.where = writer.where()
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional))
         objects.open_body(ITERATION)
         loop.since = objects.inside[-1][1]
         loop.row = writer.scope.placeholder("row")
+        loop.row.meta.update(loop.stands_at)
         if isinstance(rows, ONE):
-            loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+            loop.row.meta["val"] = 0
         elif isinstance(rows, TensorRows):
-            loop.row_value = self.tensor_row(loop)
+            whole = rows.proxy.fake
+            with world.mode:
+                fake = whole.new_empty(whole.shape[1:])
+            loop.row_value = tensors.wrap(fake, loop.row)
         else:
-            loop.row_value = self.number_row(loop, rows)
+            loop.row_value = tensors.wrap(world.number_below(rows.count), loop.row)
         if isinstance(rows, TensorRows) and rows.numbers:
             loop.row_value = self.number(rows, self.tensors.method(loop.row_value, "item", (), {}))
         for index in carried:
@@ -271,7 +276,7 @@ class Loops:
             loop.carried_nodes.append(node)
             with self.tensors.mode:
                 fake = found_by_iteration(value.fake)
-            node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+            node.meta.update(val=fake, **loop.stands_at)
             frame.locals[index] = self.tensors.wrap(fake, node)
             objects.outcomes[frame.locals[index]] = (value,)
         loop.begun = list(frame.locals)
@@ -304,21 +309,6 @@ class Loops:
         if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
             detail = "an iteration writes into its row, or keeps it"
             raise Break("expert loop changes what it runs over", detail, "copy it first")
-
-    def tensor_row(self, loop: LoopRegion) -> TensorProxy:
-        tensors = self.tensors
-        assert is_kind(loop.rows, TensorRows) and loop.row is not None
-        with tensors.world.mode:
-            fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
-        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
-        return tensors.wrap(fake, loop.row)
-
-    def number_row(self, loop: LoopRegion, rows: RangeRows) -> Any:
-        tensors = self.tensors
-        assert loop.row is not None
-        number = tensors.world.number_below(rows.count)
-        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
-        return tensors.wrap(number, loop.row)
 
     def skip_on_condition(self, loop: LoopRegion) -> bool:
         """A branch on values of which one side goes straight to the next iteration: that side becomes
@@ -578,7 +568,7 @@ class Loops:
         body.graph.lint()
         writer.scope.note("carried")
         get_body = writer.scope.graph.get_attr(name)
-        get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        get_body.meta.update(val=None, **loop.stands_at)
         before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
@@ -587,7 +577,7 @@ class Loops:
             expert_loop,
             (get_body, source, (*map(writer.argument, [*before, *two_sides.given(loop)]), *absent), tuple(outer)),
         )
-        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
+        node.meta.update(**loop.stands_at, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
             fakes = tuple(loop.fakes(tensors.world))

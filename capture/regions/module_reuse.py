@@ -96,7 +96,6 @@ class ModuleReuse:
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
         self.heap, self.counter = domain.objects.heap, domain.counter
         self.met: dict[Any, list[Block]] = {}
-        self.reused = 0
 
     def call(self, module: torch.nn.Module, args: list, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """The module's call: written again if it is like one that was interpreted, else interpreted by ``run``."""
@@ -249,7 +248,6 @@ class ModuleReuse:
         results = self.copy_results(plan, pairs, nodes)
         self.domain.instructions += block.instructions
         self.counter.repeat(block.counted)
-        self.reused += 1
         return self.rebuilt(block.result, pairs, results)
 
     def read_again(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Bijection:

@@ -174,7 +174,6 @@ def placeholders(loop: LoopRegion, scope: Any) -> list[fx.Node]:
     made = []
     for one in loop.joined:
         node = scope.placeholder("other")
-        node.meta.update(val=None if one.initial is None else one.initial.fake)
-        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        node.meta.update(val=None if one.initial is None else one.initial.fake, **loop.stands_at)
         made.append(node)
     return made

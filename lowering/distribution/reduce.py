@@ -36,6 +36,7 @@ from moebius.lowering.distribution.torch_private import (
 from moebius.lowering.distribution.weights import Weights, digest, window
 from moebius.lowering.step.gradients import Elsewhere
 from moebius.lowering.step.hooks import RankHook, is_looked_at, ranks_first
+from moebius.lowering.values import certain
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -91,8 +92,7 @@ class Reducer:
             self.known.append(Known(weakref.ref(parameter)))
         self.signature = (self.signature * 31 + more) % (1 << 62) if new else self.signature
         for parameter in parameters:
-            place = self.place_of(parameter)
-            assert place is not None
+            place = certain(self.place_of(parameter))
             self.hook(place, parameter)
         return bool(new)
 

@@ -41,7 +41,7 @@ from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, sa
 from moebius.lowering.experts.zero_rows import Gates, gates_of, zero_at_zero
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, infer, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import add_call, certain, dtype_of, infer, shape_of, stands_at, tensor_of, value_of
 
 
 @dataclass
@@ -160,8 +160,7 @@ class Batched(Builder):
 
     def piece(self, node: fx.Node, pieces: fx.Node) -> Laid:
         """``h.chunk(2, -1)[0]``."""
-        call = read_call(pieces)
-        assert call is not None
+        call = certain(read_call(pieces))
         rows = self.laid(call["input"])
         self.computed.add(pieces)
         if rows.dims[call["dim"]] != FEATURE:
@@ -178,8 +177,7 @@ class Batched(Builder):
 
     def part_of_features(self, node: fx.Node, rows: Laid) -> Laid | None:
         """``h[..., ::2]``, ``h.narrow(-1, 0, n)``."""
-        call = read_call(node)
-        assert call is not None
+        call = certain(read_call(node))
         if call.name == "narrow" and rows.dims[call["dim"]] == FEATURE:
             given = (-1, call["start"], call["length"])
             return Laid(rows.dims, lambda: self.write(node, rows.dims, (rows.node(), *given), target=torch.narrow))
@@ -347,8 +345,7 @@ class Batched(Builder):
 
     def of_this_expert(self, table: fx.Node, at: fx.Node) -> fx.Node:
         made = stands_at(self.body.call_function(operator.getitem, (self.capture(table), self.row)), at)
-        value = tensor_of(table)
-        assert value is not None
+        value = certain(tensor_of(table))
         with torch.no_grad():
             made.meta["val"] = value.new_empty(value.shape[1:])
         return made
@@ -421,8 +418,7 @@ class Batched(Builder):
 
     def expert_of_each_row(self) -> fx.Node:
         """[S]. A number below 0 counts from the end and one beyond the experts raises, as in torch's indexing."""
-        value = tensor_of(self.down)
-        assert value is not None
+        value = certain(tensor_of(self.down))
         numbers = self.index
         bounds = None if numbers is None else index_bounds(numbers)
         if numbers is None or bounds is None or bounds[0] < 0 or bounds[1] > self.experts:
@@ -479,8 +475,7 @@ class Batched(Builder):
             mask = self.before(torch.zeros_like, gates.gates, dtype=torch.uint8)
             mask = self.before(torch.scatter, mask, 1, gates.index, 1)
             for view in gates.views:
-                call = read_call(view)
-                assert call is not None
+                call = certain(read_call(view))
                 replaced = {call["input"]: mask}
                 with self.gm.graph.inserting_before(self.down):
                     mask = self.gm.graph.node_copy(view, lambda node, table=replaced: table.get(node, node))  # type: ignore[misc]
@@ -495,8 +490,7 @@ class Batched(Builder):
 
     def result(self, total: fx.Node, dims: Dims, letters: str, split: Split) -> fx.Node:
         """The rows' results as the last product gives them, and what else its line does with them."""
-        value, sum_of_iterations = tensor_of(self.down), total
-        assert value is not None
+        value, sum_of_iterations = certain(tensor_of(self.down)), total
         if value.dtype != dtype_of(total):
             total = self.before("to", total, value.dtype)
         if self.gates is not None:
@@ -545,8 +539,7 @@ class Batched(Builder):
         """A node of the body that computes of rows what ``like`` computes in the graph. dims: the axes of that."""
         op = like.op if target is None else "call_function"
         made = stands_at(self.body.create_node(op, target or like.target, args, kwargs or {}), like)
-        value, token, shape = tensor_of(like), tensor_of(self.token), shape_of(like)
-        assert value is not None and token is not None and shape is not None
+        value, token, shape = certain(tensor_of(like)), certain(tensor_of(self.token)), certain(shape_of(like))
         width = shape[dims.index(FEATURE) - len(dims)] if len(dims) == len(shape) else None
         with torch.no_grad():
             made.meta["val"] = value.new_empty((token.shape[0], width or self.width(like)))
@@ -563,7 +556,3 @@ def axes_of(index: fx.Node) -> Dims:
     return tuple(None if sized_one(size) else Axis((key, dim), index, dim) for dim, size in enumerate(shape))
 
 
-def dtype_of(node: fx.Node) -> torch.dtype:
-    value = tensor_of(node)
-    assert value is not None
-    return value.dtype

@@ -42,7 +42,16 @@ from moebius.lowering.operators import (
 )
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
-from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import (
+    add_call,
+    certain,
+    computed_of,
+    dtype_of,
+    put_before,
+    shape_of,
+    tensor_of,
+    value_of,
+)
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape", "squeeze", "unsqueeze", "flatten", "select"})
@@ -202,7 +211,7 @@ class Blocks(Builder):
             self.hoist(gm.graph, storage)
         except Differ as difference:
             self.fault = difference
-        x, index, zeros = self.join(gm.graph, downs[0])
+        x, index, zeros = self.join(downs[0])
         for node in (x, index, zeros):
             storage.add(node)
         super().__init__(gm, [Place(node, node, zeros) for node in downs], storage)
@@ -213,8 +222,7 @@ class Blocks(Builder):
 
     def one(self, down: fx.Node) -> fx.Node:
         """The rows; where they are looked up twice (for gate and up), the first of the two."""
-        rows = self.rows_of(down)
-        assert rows is not None
+        rows = certain(self.rows_of(down))
         first = min(rows)
         if not all(same_lookup(first, other) for other in rows):
             raise NoExperts("the projections read different rows", down)
@@ -263,40 +271,30 @@ class Blocks(Builder):
             if writer not in computed and any(storage.share(target, down) for target in targets for down in self.downs):
                 raise Differ("an expert's result is changed in place", writer)
 
-    def join(self, graph: fx.Graph, first: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+    def join(self, first: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
         values = [tensor_of(node) for node in self.rows]
         shapes = [value.shape for value in values if value is not None]
         kinds = {(sizes_key(value.shape[1:]), value.dtype, value.device) for value in values if value is not None}
         if len(shapes) != len(values) or len(kinds) != 1:
             raise NoExperts("the rows differ in width or dtype", first)
-        example = values[0]
-        assert example is not None
+        example = certain(values[0])
         total = sum(shape[0] for shape in shapes)
         whole = whole_split(self.rows)
-        with graph.inserting_before(first):
-            x = whole
-            if x is None:
-                x = stands_at(graph.call_function(join_blocks, tuple(self.rows)), first)
-                x.meta["val"] = like(example, (total, *example.shape[1:]), example.dtype)
-            else:
-                total = (shape_of(x) or (total,))[0]
-            index = stands_at(graph.call_function(block_experts, tuple(self.rows)), first)
-            index.meta["val"] = like(example, (total,), torch.int64)
-            width = (shape_of(first) or (0, 0))[-1]
-            if same_size(width, example.shape[-1]):
-                zeros = stands_at(graph.call_function(torch.zeros_like, (x,)), first)
-            else:
-                zeros = stands_at(graph.call_method("new_zeros", (x, (self.length(graph, x, total), width))), first)
-            zeros.meta["val"] = like(example, (total, width), example.dtype)
-        return x, index, zeros
 
-    def length(self, graph: fx.Graph, x: fx.Node, total: Any) -> Any:
-        """The number of all rows, as an argument before the first expert."""
-        if isinstance(total, int):
-            return total
-        size = stands_at(graph.call_method("size", (x, 0)), self.downs[0])
-        size.meta["val"] = total
-        return size
+        def made(target: Any, args: tuple, value: Any) -> fx.Node:
+            return put_before(first, target, args, first, value)
+
+        if whole is not None:
+            x, total = whole, (shape_of(whole) or (total,))[0]
+        else:
+            x = made(join_blocks, tuple(self.rows), like(example, (total, *example.shape[1:]), example.dtype))
+        index = made(block_experts, tuple(self.rows), like(example, (total,), torch.int64))
+        width = (shape_of(first) or (0, 0))[-1]
+        of_zeros = like(example, (total, width), example.dtype)
+        if same_size(width, example.shape[-1]):
+            return x, index, made(torch.zeros_like, (x,), of_zeros)
+        length = total if isinstance(total, int) else made("size", (x, 0), total)
+        return x, index, made("new_zeros", (x, (length, width)), of_zeros)
 
     def build(self) -> fx.GraphModule:
         index = self.capture(self.index)
@@ -388,22 +386,13 @@ def build_blocks(
 ) -> tuple[Unrolled, list[fx.Node]]:
     """(the loop, the blocks of its result) before the first projection. Raises Differ, NoExperts."""
     builder = Blocks(gm, downs, storage, rows_of)
-    iterations = loop_of(gm, builder, builder.build())
-    assert iterations.total is not None
-    graph = gm.graph
-    total = iterations.total
-    with graph.inserting_before(downs[0]):
-        value, own = tensor_of(total), tensor_of(downs[0])
-        if value is not None and own is not None and value.dtype != own.dtype:
-            total = add_call(graph, downs[0], "to", total, own.dtype)
-        apart = stands_at(graph.call_function(blocks_apart, (total, *builder.rows)), downs[0])
-        apart.meta["val"] = tuple(value_of(down) for down in downs)
-        parts = []
-        for i, down in enumerate(downs):
-            part = stands_at(graph.call_function(operator.getitem, (apart, i)), down)
-            part.meta["val"] = value_of(down)
-            parts.append(part)
-    return iterations, parts
+    iterations, first = loop_of(gm, builder, builder.build()), downs[0]
+    total, own = certain(iterations.total), dtype_of(first)
+    if own is not None and dtype_of(total) not in (None, own):
+        with gm.graph.inserting_before(first):
+            total = add_call(gm.graph, first, "to", total, own)
+    apart = put_before(first, blocks_apart, (total, *builder.rows), first, tuple(map(value_of, downs)))
+    return iterations, [put_before(first, operator.getitem, (apart, i), d, value_of(d)) for i, d in enumerate(downs)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -415,8 +404,7 @@ def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
     """The iterations of a loop over range(n), one after another before it: (carried values after them, the new nodes).
 
     A branch in the body that the iteration's number decides is taken or left out; None where values decide one."""
-    call = read_call(loop)
-    assert call is not None
+    call = certain(read_call(loop))
     count = call["source"]
     if not isinstance(count, int) or not 2 <= count <= UNROLLED:
         return None

@@ -28,7 +28,15 @@ from moebius.lowering.experts.routing import distinct
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import computed_of, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import (
+    certain,
+    computed_of,
+    dtype_of,
+    put_before,
+    same_shape,
+    shape_of,
+    tensor_of,
+)
 
 SELECTS = frozenset({"masked_select", torch.masked_select})
 FAR = 200  # nodes between the rows that a mask picks and those that are written
@@ -96,29 +104,24 @@ class Part:
 
     def add_to(self, work: Work, call: Call, base: fx.Node) -> None:
         graph, node = work.gm.graph, call.node
-        value, rows, keys = tensor_of(self.rows), self.rows, self.keys
-        assert value is not None
+        value, rows, keys = certain(tensor_of(self.rows)), self.rows, self.keys
         count = value.shape[0]
 
         def made(target: Any, args: tuple, meta: Any) -> fx.Node:
-            op = graph.call_method if isinstance(target, str) else graph.call_function
-            new = stands_at(op(target, args), self.write if self.adds else node)
-            new.meta["val"] = meta
-            return new
+            return put_before(node, target, args, self.write if self.adds else node, meta)
 
-        with graph.inserting_before(node):
-            if is_mask(keys[0]):
-                rank = axes_of(keys)
-                at = like(value, (count,), torch.int64)
-                places = made(torch.where, (keys[0],), (at,) * rank)
-                keys = tuple(made(operator.getitem, (places, i), at) for i in range(rank))
-            if self.gate is not None:
-                column = like(value, (count, *(shape_of(self.gate) or ())[len(keys) :]), value.dtype)
-                own = made(operator.getitem, (self.gate, keys if len(keys) > 1 else keys[0]), column)
-                rows = made(torch.mul, (rows, own), value)
-            arguments: tuple = (base, 0, keys[0], rows) if len(keys) == 1 else (base, keys, rows, True)
-            name = "index_add" if len(keys) == 1 else "index_put"
-            new = made(f"{name}_" if call.op.inplace else name, arguments, node.meta["val"])
+        if is_mask(keys[0]):
+            rank = axes_of(keys)
+            at = like(value, (count,), torch.int64)
+            places = made(torch.where, (keys[0],), (at,) * rank)
+            keys = tuple(made(operator.getitem, (places, i), at) for i in range(rank))
+        if self.gate is not None:
+            column = like(value, (count, *(shape_of(self.gate) or ())[len(keys) :]), value.dtype)
+            own = made(operator.getitem, (self.gate, keys if len(keys) > 1 else keys[0]), column)
+            rows = made(torch.mul, (rows, own), value)
+        arguments: tuple = (base, 0, keys[0], rows) if len(keys) == 1 else (base, keys, rows, True)
+        name = "index_add" if len(keys) == 1 else "index_put"
+        new = made(f"{name}_" if call.op.inplace else name, arguments, node.meta["val"])
         node.replace_all_uses_with(new)
         scaled = () if self.gate is None else (self.end,)
         for gone in (node, *scaled, self.write, self.zeros):
@@ -189,8 +192,7 @@ def is_gate(gate: fx.Node, product: fx.Node) -> bool:
 
 
 def is_mask(key: Any) -> bool:
-    value = tensor_of(key)
-    return value is not None and value.dtype is torch.bool
+    return dtype_of(key) is torch.bool
 
 
 def axes_of(keys: tuple) -> int:
@@ -308,22 +310,14 @@ def write_rows_of_mask(work: Work, node: fx.Node, base: fx.Node, column: fx.Node
         return
     for one in [one for one in picked if not takes(one, column)]:
         select = one.args[0]
-        with graph.inserting_before(select):
-            h = select.args[0]
-            taken = stands_at(graph.call_function(operator.getitem, (h, column)), select)
-        taken.meta["val"] = one.meta["val"]
+        taken = put_before(select, operator.getitem, (select.args[0], column), select, one.meta["val"])
         one.replace_all_uses_with(taken)
         work.loose.append(one)
-    value = tensor_of(rows)
-    assert value is not None
+    value = certain(tensor_of(rows))
     at = like(value, (value.shape[0],), torch.int64)
-    with graph.inserting_before(node):
-        places = stands_at(graph.call_function(torch.where, (column,)), node)
-        places.meta["val"] = (at,)
-        token = stands_at(graph.call_function(operator.getitem, (places, 0)), node)
-        token.meta["val"] = at
-        name = "index_copy_" if str(node.target) == "masked_scatter_" else "index_copy"
-        new = stands_at(graph.call_method(name, (base, 0, token, rows)), node)
-    new.meta["val"] = node.meta["val"]
+    places = put_before(node, torch.where, (column,), node, (at,))
+    token = put_before(node, operator.getitem, (places, 0), node, at)
+    name = "index_copy_" if str(node.target) == "masked_scatter_" else "index_copy"
+    new = put_before(node, name, (base, 0, token, rows), node, node.meta["val"])
     node.replace_all_uses_with(new)
     graph.erase_node(node)

@@ -32,7 +32,7 @@ from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.operators import PRODUCTS, Call, draws, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import computed_of, shape_of, tensor_of
+from moebius.lowering.values import certain, computed_of, shape_of, tensor_of
 
 FLOATS = proof.FLOATS
 # Operators whose result is their argument, where the two have one fact.
@@ -111,8 +111,7 @@ def same_as(reader: Reader, node: fx.Node) -> fx.Node | None:
 
 def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
     """(the rows that an accumulation adds, what they are scaled by)."""
-    call = read_call(node)
-    assert call is not None
+    call = certain(read_call(node))
     match call.name:
         case "index_add":
             return call["source"], call["alpha"]
@@ -121,8 +120,7 @@ def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
         case "scatter_add":
             return call["src"], 1.0
     add = unrolled_loops.added_rows(node)  # out[token] = out[token] + rows
-    added = read_call(add) if add is not None else None
-    assert added is not None
+    added = certain(read_call(add) if add is not None else None)
     return added["other"], 1.0
 
 

@@ -19,7 +19,7 @@ from moebius.lowering.experts.masked import is_zero, same_reading
 from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
 
 WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 VIEWS = frozenset({"unsqueeze", "getitem", "expand", "reshape"})
@@ -82,8 +82,8 @@ def differ_in_number(first: Any, other: Any) -> int | None:
     if one.name in VIEWS:
         rest, others = (tuple(given for name, given in call.args.items() if name != "input") for call in (one, two))
         return differ_in_number(one["input"], two["input"]) if same_reading(rest, others) else None
-    value = tensor_of(one["input"]) if one.name == "eq" and type(one["other"]) is type(two["other"]) is int else None
-    if value is None or value.dtype not in WHOLE or not same_reading(one["input"], two["input"]):
+    numbers = one.name == "eq" and type(one["other"]) is type(two["other"]) is int
+    if not numbers or dtype_of(one["input"]) not in WHOLE or not same_reading(one["input"], two["input"]):
         return None
     return int(two["other"])
 

@@ -18,7 +18,7 @@ from moebius.lowering.experts.routing import distinct
 from moebius.lowering.experts.zeros import number_of, scatter_into
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of, tensor_of
+from moebius.lowering.values import dtype_of, shape_of
 
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
@@ -121,5 +121,4 @@ class Counting:
 
 def is_exact(node: fx.Node) -> bool:
     """Whether its type has every whole number that counts come to."""
-    value = tensor_of(node)
-    return value is not None and value.dtype in EXACT
+    return dtype_of(node) in EXACT

@@ -40,7 +40,17 @@ from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
 from moebius.lowering.operators import PRODUCTS, draws, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, tensor_of
+from moebius.lowering.values import (
+    add_call,
+    certain,
+    computed_of,
+    dtype_of,
+    infer,
+    is_floating,
+    same_shape,
+    shape_of,
+    tensor_of,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which additions may be such iterations
@@ -350,9 +360,7 @@ class Sparse:
         if gate is None:
             raise Differ("nothing says that the rows of tokens that did not choose the expert are scaled by 0", column)
         index, weight = shape_of(gate.index), shape_of(gate.weight)
-        numbers = tensor_of(gate.index)
-        whole = numbers is not None and not numbers.dtype.is_floating_point
-        if index is None or len(index) != 2 or not same_shape(index, weight) or not whole:
+        if index is None or len(index) != 2 or not same_shape(index, weight) or is_floating(gate.index):
             raise Differ("the gate is not made of weights and experts [tokens, slots]", column)
         return gate
 
@@ -380,7 +388,7 @@ class Sparse:
         if one is not None:
             lifted = self.lifted(one.rows)
             condition, weight = one.condition, None if lifted is None else self.outer[lifted]
-        elif (value := tensor_of(column)) is not None and value.dtype == torch.bool:
+        elif dtype_of(column) == torch.bool:
             condition, weight = column, None
         elif call is not None and call.name == "cast":
             condition, weight = call["input"], None
@@ -438,8 +446,7 @@ class Sparse:
             return None
         if not isinstance(weight, fx.Node) or not whole or self.storage.writer_between(weight, self.builder.first):
             weight = self.builder.before(torch.gather, gates, 1, index)
-        dtype = tensor_of(weight)
-        if dtype is None or not dtype.dtype.is_floating_point:
+        if not is_floating(weight):
             return None
         return Gate(self.builder.capture(weight), self.builder.capture(index))
 
@@ -477,17 +484,14 @@ class Sparse:
         one = masked(call["input"], column=False)
         index = None if one is None else self.chosen(one.condition, one.kept)
         weight = None if one is None else self.lifted(one.rows)
-        value = tensor_of(weight)
-        floating = value is not None and value.dtype.is_floating_point
-        return Gate(weight, index) if weight is not None and index is not None and floating else None
+        return Gate(weight, index) if weight is not None and index is not None and is_floating(weight) else None
 
     def chosen(self, node: Any, kept: bool = True) -> fx.Node | None:
         """index of ``index == e``, cast or not; of its opposite, if not ``kept``."""
         call, wanted = read_call(node), "eq" if kept else "ne"
         while call is not None and call.name in ("cast", "logical_not") and isinstance(call["input"], fx.Node):
             if call.name == "logical_not":
-                value = tensor_of(call["input"])
-                if value is None or value.dtype != torch.bool:
+                if dtype_of(call["input"]) != torch.bool:
                     return None
                 wanted = "ne" if wanted == "eq" else "eq"
             call = read_call(call["input"])
@@ -534,8 +538,7 @@ def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> U
             raise Differ("the step may be left between the iterations, at a branch on data", node)
     places = []
     for node in nodes:
-        parts = added(node)
-        assert parts is not None
+        parts = certain(added(node))
         places.append(Place(node, node, parts[0]))
     builder = Builder(gm, places, storage)
     try:

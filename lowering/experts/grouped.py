@@ -23,7 +23,7 @@ from moebius.lowering.experts.counting import Counted, Counting
 from moebius.lowering.experts.positions import INDICES, computed_since_the_choice, is_sorted, root_of
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
@@ -117,8 +117,7 @@ def expert_of_each_row(ends: fx.Node, experts: Any, at: fx.Node, storage: Storag
     for node in at.graph.nodes:  # the program's own
         if node is at:
             break
-        value = tensor_of(node)
-        if is_sorted(node) and root_of(node) is root_of(counted.slots) and value is not None and value.dtype in INDICES:
+        if is_sorted(node) and root_of(node) is root_of(counted.slots) and dtype_of(node) in INDICES:
             return node, counted
     with at.graph.inserting_before(at):
         flat = add_call(at.graph, at, "reshape", counted.slots, -1)

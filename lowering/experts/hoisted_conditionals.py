@@ -45,8 +45,8 @@ from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import (
     NEVER_FAILING,
     Call,
-    call_operands,
     draws,
+    given_to,
     is_pure,
     is_size,
     loop_body,
@@ -56,12 +56,14 @@ from moebius.lowering.operators import (
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import same_size, unbacked_symbols
 from moebius.lowering.values import (
+    certain,
     computed_of,
     copy_node,
+    dtype_of,
+    put_before,
     same_shape,
     shape_of,
     stands_at,
-    tensor_of,
     value_of,
     where_of,
 )
@@ -157,9 +159,8 @@ def cuts(graph: fx.Graph, downs: list[fx.Node], exits: list[fx.Node], storage: S
         first.prepend(one)
     for down in later:
         before = [node for node in exits if node < down]
-        with graph.inserting_before(first):
-            asked = graph.call_function(is_left, tuple(one for node in before for one in node.args[:2]))
-        stands_at(asked, before[0]).meta["val"] = None
+        conditions = tuple(one for node in before for one in node.args[:2])
+        asked = put_before(first, is_left, conditions, before[0], None)
         pairs = [(rows, cut(rows, asked, first)) for rows in dict.fromkeys(expert_rows(down) or ())]
         for rows, now in pairs:
             for user in [user for user in rows.users if user in inside(down) or user is down]:
@@ -190,30 +191,24 @@ def is_known(node: Any, first: fx.Node, storage: Storage) -> bool:
 
 
 def is_list(key: fx.Node) -> bool:
-    value = tensor_of(key)
-    return value is not None and value.dim() == 1 and value.dtype in INTEGERS
+    return len(shape_of(key) or ()) == 1 and dtype_of(key) in INTEGERS
 
 
 def is_mask_of(key: fx.Node, tensor: Any) -> bool:
     """Whether it is a mask of the first axes of a tensor, which picks rows that are there."""
-    value, axes = tensor_of(key), shape_of(key) or ()
-    return value is not None and value.dtype is torch.bool and same_shape(axes, (shape_of(tensor) or ())[: len(axes)])
+    axes = shape_of(key) or ()
+    return dtype_of(key) is torch.bool and same_shape(axes, (shape_of(tensor) or ())[: len(axes)])
 
 
 def cut(rows: fx.Node, asked: fx.Node, first: fx.Node) -> fx.Node:
     """None of the rows where the step is left: behind them, and behind what is asked before ``first``."""
     graph, keys = rows.graph, [key for key in rows.all_input_nodes[1:] if shape_of(key)]
     at = rows.next if first < rows else first
+    if not keys or not all(map(is_list, keys)) or (call := read_call(rows)) is None or call.name != "getitem":
+        return put_before(at, rows_if, (rows, asked), rows, rows.meta["val"])
+    few = {key: put_before(at, rows_if, (key, asked), rows, key.meta["val"]) for key in keys}
     with graph.inserting_before(at):
-        if not keys or not all(map(is_list, keys)) or (call := read_call(rows)) is None or call.name != "getitem":
-            made = graph.call_function(rows_if, (rows, asked))
-        else:
-            few = {key: stands_at(graph.call_function(rows_if, (key, asked)), rows) for key in keys}
-            for key, one in few.items():
-                one.meta["val"] = key.meta["val"]
-            made = graph.node_copy(rows, lambda argument: few.get(argument, argument))
-    stands_at(made, rows).meta["val"] = rows.meta["val"]
-    return made
+        return graph.node_copy(rows, lambda argument: few.get(argument, argument))
 
 
 def settle_cuts(work: Work, found: list[Cut]) -> None:
@@ -298,10 +293,8 @@ def skip_unused(downs: list[fx.Node], opened: Sequence[Opened | Cut], stacked: l
     asked = {one.down: one.asked for one in opened}
     if not stacked or not any(down in asked for down in downs):
         return
-    graph, first = stacked[0].graph, min(stacked)
-    with graph.inserting_before(first):
-        ran = graph.call_function(experts_that_ran, tuple(asked.get(down, False) for down in downs))
-    stands_at(ran, first).meta["val"] = None
+    first = min(stacked)
+    ran = put_before(first, experts_that_ran, tuple(asked.get(down, False) for down in downs), first, None)
     for node in stacked:
         node.args = (ran, *node.args[1:])
 
@@ -310,12 +303,9 @@ class Opening:
     """Opens one branch. Raises NoExperts."""
 
     def __init__(self, work: Work, branch: fx.Node):
-        call = read_call(branch)
-        assert call is not None
+        call = certain(read_call(branch))
         self.work, self.branch, self.body = work, branch, loop_body(branch).graph
-        self.table: dict[fx.Node, Any] = dict(
-            zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True)
-        )
+        self.table: dict[fx.Node, Any] = given_to(branch)
         self.made: list[fx.Node] = []
         self.asked: Any = None  # the condition, once it is known outside
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]

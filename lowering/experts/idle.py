@@ -23,7 +23,8 @@ from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.out_of_place import alike
 from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
-from moebius.lowering.operators import call_operands, loop_body, read_call
+from moebius.lowering.operators import given_to, loop_body, read_call
+from moebius.lowering.values import certain
 
 # What gives zero (or NaN) for zeros: of its first argument, or of all.
 ZERO_AT_ZERO = frozenset(
@@ -54,10 +55,8 @@ def sum_of(node: fx.Node) -> fx.Node | None:
 
 
 def sum_of_branch(node: fx.Node) -> fx.Node | None:
-    call = read_call(node)
-    assert call is not None
+    call = certain(read_call(node))
     body = loop_body(node).graph
-    given = dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True))
     adds = [(n, base) for n in body.nodes if (base := added_to(n)) is not None and base.op == "placeholder"]
     if len(adds) != 1:
         return None
@@ -67,8 +66,7 @@ def sum_of_branch(node: fx.Node) -> fx.Node | None:
     if not set(base.users) <= reads | {add}:
         return None
     results: Any = body.output_node().args[0]
-    written = read_call(add)
-    assert written is not None
+    written = certain(read_call(add))
     if list(results) != ([] if written.op.inplace else [add]) or len(call["carried"]) != len(results):
         return None
     for inner in body.nodes:
@@ -76,7 +74,7 @@ def sum_of_branch(node: fx.Node) -> fx.Node | None:
         plain = inner.op in ("placeholder", "output") or (made is not None and made.name == "skip_iteration")
         if not (plain or inner in reads or inner is add or adds_to_rows(inner) or only_computes(inner)):
             return None
-    found = given[base]
+    found = given_to(node)[base]
     return found if isinstance(found, fx.Node) else None
 
 
@@ -95,8 +93,7 @@ def added_to(node: fx.Node) -> fx.Node | None:
     added = read_call(value) if value is not None else None
     if added is None or added["alpha"] != 1 or not is_zero(added["other"]):
         return None
-    taken = read_call(added["input"])
-    assert taken is not None
+    taken = certain(read_call(added["input"]))
     return taken["input"] if taken["index"] == node.args[1] else None
 
 

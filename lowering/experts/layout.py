@@ -14,7 +14,7 @@ from moebius.lowering.experts.unrolled_loops import Differ, NoExperts
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of
+from moebius.lowering.values import certain, shape_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Axis:
 
     @property
     def size(self) -> Any:
-        shape = shape_of(self.node)
-        assert shape is not None
+        shape = certain(shape_of(self.node))
         return shape[self.dim]
 
 

@@ -18,7 +18,7 @@ from moebius.lowering.experts.views import column_of, same_value
 from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, certain, same_shape, shape_of, tensor_of
 
 COMPARISONS = {"gt": torch.gt, "ge": torch.ge, "lt": torch.lt, "le": torch.le, "ne": torch.ne}
 
@@ -110,8 +110,7 @@ def scale_by_mask(one: Masked, rows: fx.Node, gate: fx.Node | None) -> fx.Node:
     """The masked product as rows times a masked gate, written before it. gate: None where the rows are not scaled."""
     graph, place = one.node.graph, one.node
     with graph.inserting_before(place):
-        value = tensor_of(rows)
-        assert value is not None
+        value = certain(tensor_of(rows))
         if gate is None:
             mask = one.condition if one.kept else add_call(graph, place, torch.logical_not, one.condition)
             return add_call(graph, place, torch.mul, rows, add_call(graph, place, "to", mask, value.dtype))

@@ -27,14 +27,14 @@ from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
     Call,
-    call_operands,
     draws,
+    given_to,
     loop_body,
     read_call,
     target_name,
 )
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import reaches, same_shape, shape_of, tensor_of
+from moebius.lowering.values import certain, reaches, same_shape, shape_of, tensor_of
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 OTHER_PRODUCTS = CONVOLUTIONS | {torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"}
@@ -125,11 +125,7 @@ def across_rows(nodes: list[fx.Node]) -> Iterator[fx.Node]:
 
 def weights_inside(branch: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
     """(product of the branch's body, the parameter of the graph that is its weight)."""
-    call = read_call(branch)
-    assert call is not None
-    body = loop_body(branch).graph
-    outer = dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True))
-    products = [node for node in body.nodes if is_product(node)]
+    outer, products = given_to(branch), [node for node in loop_body(branch).graph.nodes if is_product(node)]
     roots = [(node, root_of(operand)) for node in products for operand in node.all_input_nodes if is_weight(operand)]
     found = [(node, outer[root[0]]) for node, root in roots if root is not None]
     return [(node, weight) for node, weight in found if isinstance(weight, fx.Node) and is_parameter(weight)]
@@ -137,17 +133,13 @@ def weights_inside(branch: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 def reads_another(branch: fx.Node, others: set[fx.Node]) -> bool:
     """Whether what another branch gave goes into a product of this one."""
-    call = read_call(branch)
-    assert call is not None
-    body = loop_body(branch).graph
-    given = zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True)
     least = min(others)
     tainted = {
         inner
-        for inner, outer in given
+        for inner, outer in given_to(branch).items()
         if isinstance(outer, fx.Node) and outer.op != "placeholder" and reaches({outer}, others, least, itself=True)
     }
-    for node in body.nodes:
+    for node in loop_body(branch).graph.nodes:
         if any(argument in tainted for argument in node.all_input_nodes):
             if is_product(node):
                 return True
@@ -492,8 +484,7 @@ def varies(node: fx.Node) -> bool:
     shape = shape_of(node)
     if shape is None or all(type(size) is int and size == 1 for size in shape):
         return False
-    value = tensor_of(node)
-    assert value is not None
+    value = certain(tensor_of(node))
     return not (value.dtype.is_floating_point and root_of(node) is not None)
 
 

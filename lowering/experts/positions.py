@@ -11,7 +11,7 @@ from torch import fx
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.values import computed_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import certain, computed_of, dtype_of, is_floating, same_shape, shape_of, tensor_of
 
 EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
 INDICES = (torch.int64, torch.int32)
@@ -35,8 +35,7 @@ def position_bounds(node: Any) -> Bounds | None:
         case "getitem" if call["index"] == 1 and isinstance(call["input"], fx.Node):
             return along_axis(read_call(call["input"]))
         case "cast":
-            value = tensor_of(node)
-            return position_bounds(call["input"]) if value is not None and value.dtype in EXACT else None
+            return position_bounds(call["input"]) if dtype_of(node) in EXACT else None
         case "remainder" if type(call["other"]) is int and call["other"] > 0:
             return (0, call["other"]) if is_whole(call["input"]) else None
         case "where":
@@ -69,8 +68,7 @@ def clamped(bounds: Bounds | None, low: Any, high: Any) -> Bounds | None:
 
 
 def is_whole(node: Any) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype in INDICES
+    return dtype_of(node) in INDICES
 
 
 def along_axis(call: Call | None) -> Bounds | None:
@@ -105,16 +103,14 @@ def is_choice(node: fx.Node) -> bool:
     value, call = tensor_of(node), read_call(node)
     if node.op == "placeholder" or (value is not None and value.requires_grad):
         return True
-    searched = tensor_of(call["input"]) if call is not None and call.op.positions else None
-    return searched is not None and searched.is_floating_point()
+    return call is not None and call.op.positions and is_floating(call["input"])
 
 
 def uncast(node: Any) -> Any:
     """The tensor of whole numbers before it was cast to another type that has them all."""
 
     def exact(call: Call) -> bool:
-        value = tensor_of(call.node)
-        return call.name == "cast" and value is not None and value.dtype in EXACT
+        return call.name == "cast" and dtype_of(call.node) in EXACT
 
     return behind(node, exact)
 
@@ -184,10 +180,8 @@ def is_order(node: Any) -> bool:
 
 def sorted_by(order: fx.Node) -> fx.Node:
     """What ``order`` is the order of."""
-    call = read_call(order)
-    assert call is not None
-    source = call if call.name == "argsort" else read_call(call["input"])
-    assert source is not None
+    call = certain(read_call(order))
+    source = certain(call if call.name == "argsort" else read_call(call["input"]))
     return source["input"]
 
 

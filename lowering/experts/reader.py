@@ -31,7 +31,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.operators import CONTROL, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import set_grad_enabled
-from moebius.lowering.values import add_call, shape_of, tensor_of, value_of
+from moebius.lowering.values import add_call, dtype_of, is_floating, shape_of
 
 Rule = Callable[["Reader", Call], "Fact | None"]
 RULES: dict[str, list[Rule]] = {}  # by canonical operator; the first that answers is right
@@ -272,8 +272,7 @@ class Reader:
 
     def graded(self, node: fx.Node, found: Fact) -> Fact:
         """Notes floating point that runs in another grad mode than the loop: it is cut off from autograd, or joined."""
-        value = tensor_of(node)
-        if self.mode == self.mode_at_entry or value is None or not value.dtype.is_floating_point:
+        if self.mode == self.mode_at_entry or not is_floating(node):
             return found
         self.evidence.ungraded.append(node)
         return found
@@ -290,13 +289,7 @@ class Reader:
         return None if shape is None else len(shape)
 
     def dtype(self, argument: Any) -> torch.dtype | None:
-        value = tensor_of(argument)
-        return None if value is None else value.dtype
-
-    def integer(self, argument: Any) -> int | None:
-        """The number that an argument certainly is."""
-        value = argument.value if isinstance(argument, Constant) else value_of(argument)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return dtype_of(argument)
 
 
 def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:

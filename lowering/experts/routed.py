@@ -16,7 +16,7 @@ from torch import fx
 from moebius.lowering.experts.batched import gathered_with, parameter_of, weight_of
 from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
 from moebius.lowering.operators import ELEMENTWISE, Call, behind, read_call
-from moebius.lowering.values import shape_of, tensor_of
+from moebius.lowering.values import certain, shape_of, tensor_of
 
 SUMS_OF_ROWS = frozenset({torch.stack})
 VIEWS = frozenset({"cast", "contiguous", "clone", "type_as", "detach", "reshape", "flatten", "unsqueeze", "squeeze"})
@@ -257,8 +257,7 @@ def axes_of(node: fx.Node) -> tuple[int | None, ...]:
     """Which axis of the parameter each axis of a view of it is."""
     if node.op == "placeholder":
         return 0, 1, 2
-    call = read_call(node)
-    assert call is not None
+    call = certain(read_call(node))
     axes = axes_of(call["input"])
     return moved(call, axes) or axes
 

@@ -20,7 +20,7 @@ from moebius.lowering.experts.writing import Writer, copied, fill_in_routing, no
 from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import fake_mode_of
-from moebius.lowering.values import shape_of, stands_at, tensor_of
+from moebius.lowering.values import certain, shape_of, tensor_of
 
 KERNEL = "projection by projection"
 
@@ -49,18 +49,13 @@ class RowsWriter:
         claim, writer = self.claim, self.writer
         axes = tuple(axis for axis in claim.selection.axes if isinstance(axis, int))
         axes += tuple(axis for axis in (0, 1) if axis not in axes)
-        example = tensor_of(self.running)
-        assert example is not None
-        with writer.graph.inserting_before(writer.loop):
-            node = stands_at(
-                writer.graph.call_function(sort_slots, (self.running, claim.experts, axes)), claim.node
-            )
+        example = certain(tensor_of(self.running))
         whole = proven_within(self.index, Allowed(0, claim.experts)) and not claim.selection.keep
         count = example.shape[0] * example.shape[1] if whole else unknown_size(example)
         with torch.no_grad(), fake_mode_of([example]):
             rows = example.new_empty((count,), dtype=torch.int64)
-            node.meta["val"] = (rows, rows.clone(), example.new_empty((claim.experts + 1,), dtype=torch.int64))
-        writer.known(node)
+            value = (rows, rows.clone(), example.new_empty((claim.experts + 1,), dtype=torch.int64))
+        node = writer.put(sort_slots, (self.running, claim.experts, axes), claim.node, value)
         return [writer.call(operator.getitem, node, i) for i in range(3)]
 
     def draw(self) -> dict[fx.Node, fx.Node]:
@@ -71,11 +66,9 @@ class RowsWriter:
         if not asked:
             return {}
         rows = (shape_of(self.slot) or (0,))[0]
-        with writer.graph.inserting_before(writer.loop):
-            node = stands_at(writer.graph.call_function(draw_noise, (self.offsets, *asked)), claim.node)
         with torch.no_grad(), fake_mode_of([tensor_of(self.slot)]):
-            node.meta["val"] = tuple(torch.empty(rows, width, dtype=dtype) for _, width, dtype in asked)
-        writer.known(node)
+            value = tuple(torch.empty(rows, width, dtype=dtype) for _, width, dtype in asked)
+        node = writer.put(draw_noise, (self.offsets, *asked), claim.node, value)
         return {call.node: writer.call(operator.getitem, node, i) for i, call in enumerate(claim.dropouts)}
 
     def result(self) -> fx.Node:
@@ -84,8 +77,7 @@ class RowsWriter:
         for node in claim.nodes:
             self.made[node] = self.computed(node)
         rows = self.place(claim.rows)
-        target = tensor_of(target_of(claim))
-        assert target is not None
+        target = certain(tensor_of(target_of(claim)))
         if claim.factor != 1:
             rows = writer.call(torch.mul, rows, claim.factor)
         rows = writer.cast(rows, target.dtype)
@@ -148,18 +140,14 @@ class RowsWriter:
         if not isinstance(weight, Slice):
             return None
         out_axis = weight.axes[0 if call.name == "linear" else 1]
-        made = tensor_of(call.node)
-        assert made is not None
+        made = certain(tensor_of(call.node))
         vector = writer.cast(writer.vector(bias), made.dtype) if isinstance(bias, Slice) else None
         given = writer.cast(self.place(call["input"]), made.dtype)  # (under autocast: the same casts as it makes)
         matrix = writer.cast(self.part_of_input(writer.matrix(weight, out_axis), weight, 3 - out_axis), made.dtype)
-        rows = tensor_of(given)
-        with writer.graph.inserting_before(writer.loop):
-            node = stands_at(writer.graph.call_function(project, (given, matrix, self.offsets, vector)), call.node)
-        assert rows is not None
+        rows = certain(tensor_of(given))
         with torch.no_grad():
-            node.meta["val"] = rows.new_empty((rows.shape[0], (shape_of(matrix) or (0, 0))[1]))
-        return writer.known(node)
+            value = rows.new_empty((rows.shape[0], (shape_of(matrix) or (0, 0))[1]))
+        return writer.put(project, (given, matrix, self.offsets, vector), call.node, value)
 
 
     def part_of_input(self, matrix: fx.Node, weight: Slice, axis: int) -> fx.Node:

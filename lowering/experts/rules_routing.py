@@ -31,7 +31,7 @@ from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import MISSING, Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, tensor_of
+from moebius.lowering.values import dtype_of, same_shape, shape_of, tensor_of
 
 FULL = slice(None)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -254,8 +254,7 @@ def unique(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
     if not isinstance(fact, Invariant):
         return None
-    tensor = tensor_of(fact.node)
-    if tensor is None or tensor.dtype not in INTEGERS:
+    if dtype_of(fact.node) not in INTEGERS:
         return None
     root, bounds = index_root(fact.node), index_bounds(fact.node)
     if bounds is None or bounds[0] < 0:

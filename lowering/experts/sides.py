@@ -19,9 +19,9 @@ from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.unrolled_loops import is_branch
 from moebius.lowering.graph import skip_iteration
-from moebius.lowering.operators import call_operands, is_pure, is_size, loop_body, read_call
+from moebius.lowering.operators import call_operands, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of, stands_at, value_of
+from moebius.lowering.values import certain, put_before, shape_of, value_of
 
 
 def plainly(work: Work) -> None:
@@ -38,10 +38,9 @@ class Side:
     """A branch: what its results begin as, what it gives for them, and who takes these, by number."""
 
     def __init__(self, node: fx.Node):
-        call = read_call(node)
-        assert call is not None
+        call = certain(read_call(node))
         self.node, self.body, self.begins = node, loop_body(node).graph, list(call["carried"])
-        self.outer = dict(zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True))
+        self.outer = given_to(node)
         gives: Any = self.body.output_node().args[0]
         self.gives: list[Any] = list(gives)
         self.items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
@@ -105,9 +104,8 @@ def cut_off(work: Work, branch: Side) -> None:
             continue
         if rows is None or not same_size(value_of(kept), rows):
             continue
-        with work.gm.graph.inserting_before(result):
-            cut = work.gm.graph.call_function(operator.getitem, (was, slice(None, most, None)))
-        stands_at(cut, branch.gives[number]).meta["val"] = result.meta["val"]
+        first_rows = (was, slice(None, most, None))
+        cut = put_before(result, operator.getitem, first_rows, branch.gives[number], result.meta["val"])
         result.replace_all_uses_with(cut)
         work.gm.graph.erase_node(result)
     if not branch.node.users:

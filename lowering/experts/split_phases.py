@@ -21,7 +21,7 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, is_pure, read_call
 from moebius.lowering.torch_private import same_size, set_grad_enabled
-from moebius.lowering.values import infer, shape_of
+from moebius.lowering.values import certain, infer, shape_of
 
 JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})
 ROWS_FIRST = PRODUCTS - {"addmm"}  # the rows are the first operand
@@ -64,8 +64,7 @@ def is_quiet(graph: fx.Graph, nodes: set[fx.Node], end: fx.Node, storage: Storag
 
 def sizes_of(split: fx.Node) -> list[Any] | None:
     """The sizes of the pieces, one each; None unless each piece is taken once, by its number."""
-    call = read_call(split)
-    assert call is not None
+    call = certain(read_call(split))
     sizes = call["split_size_or_sections"]
     if not isinstance(sizes, tuple | list):
         return None
@@ -166,8 +165,7 @@ class SplitPhases:
 
     def is_made(self) -> bool:
         """Makes it; False where an operator does not work on the rows of one expert."""
-        call = read_call(self.split)
-        assert call is not None
+        call = certain(read_call(self.split))
         try:
             self.copy(call["input"])
         except Exception:

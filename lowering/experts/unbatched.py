@@ -12,7 +12,7 @@ from torch import fx
 
 from moebius.lowering.experts.views import FULL, einsum_of
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, draws, read_call
-from moebius.lowering.values import add_call, shape_of, tensor_of
+from moebius.lowering.values import add_call, certain, shape_of, tensor_of
 
 VMAP = "torch._functorch.vmap.vmap_impl"
 ROW_BY_ROW = ELEMENTWISE | {"cast", "type_as", "contiguous", "clone", "where", "dropout", "masked_fill"} | {
@@ -65,8 +65,7 @@ class Written:
     """Writes the function's nodes outside."""
 
     def __init__(self, node: fx.Node, body: Any):
-        module = node.graph.owning_module
-        assert module is not None
+        module = certain(node.graph.owning_module)
         inner = module.get_submodule(str(body.target))
         assert isinstance(inner, fx.GraphModule)
         self.at, self.graph, self.body = node, node.graph, inner.graph

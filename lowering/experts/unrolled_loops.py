@@ -23,8 +23,8 @@ from moebius.lowering.experts.views import column_cut
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
     behind,
-    call_operands,
     draws,
+    given_to,
     is_pure,
     is_size,
     loop_body,
@@ -33,7 +33,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.torch_private import sizes_key
-from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
+from moebius.lowering.values import add_call, certain, computed_of, tensor_of, value_of
 
 SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
 PLACES = SUMS | {"index_copy"}  # (which replaces rows)
@@ -129,8 +129,7 @@ def place_of(node: fx.Node) -> Place | None:
 
 def place_in_branch(node: fx.Node) -> Place | None:
     """A branch that does nothing but accumulate once, in place or as its only carried value."""
-    call = read_call(node)
-    assert call is not None
+    call = certain(read_call(node))
     body = loop_body(node).graph
     inner: list[fx.Node] = []
     skips: list[fx.Node] = []
@@ -148,7 +147,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
             return None
     if len(inner) != 1 or len(call["carried"]) > 1 or drawn_for_nothing(body) is not None:
         return None
-    place = Place(node, inner[0], node, dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True)))
+    place = Place(node, inner[0], node, given_to(node))
     place.skips = skips
     first = inner[0].args[0] if inner[0].args else None
     base = place.resolve(first) if isinstance(first, fx.Node) else None

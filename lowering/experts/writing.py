@@ -23,15 +23,24 @@ from moebius.lowering.experts.routing import Allowed, allowed_indices, proven_wi
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import assert_holds, same_size
-from moebius.lowering.values import add_call, infer, shape_of, stands_at, tensor_of, where_of
+from moebius.lowering.values import (
+    add_call,
+    certain,
+    dtype_of,
+    infer,
+    put_before,
+    shape_of,
+    stands_at,
+    tensor_of,
+    where_of,
+)
 
 LAYERS = itertools.count()
 
 
 def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) -> None:
     """Sizes, kernel and memory of a proven region."""
-    x = tensor_of(claim.x.source.node)
-    assert x is not None
+    x = certain(tensor_of(claim.x.source.node))
     tokens, width = x.shape
     top_k = fill_in_routing(region, claim)
     region.kernel = kernel_for(x)
@@ -46,8 +55,7 @@ def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) ->
 
 def fill_in_routing(region: ExpertRegion, claim: Claim) -> Any:
     """How many experts there are, and how many a token goes to. Returns the latter, where it is no constant too."""
-    index = shape_of(claim.index)
-    assert index is not None
+    index = certain(shape_of(claim.index))
     top_k = index[1] if len(index) == 2 else 1
     region.lowered, region.num_experts = True, claim.experts
     region.top_k = top_k if isinstance(top_k, int) else None
@@ -90,6 +98,10 @@ class Writer:
         with self.graph.inserting_before(self.loop):
             return self.known(add_call(self.graph, self.claim.node, target, *args, **kwargs))
 
+    def put(self, target: Callable[..., Any], args: tuple, like: fx.Node, value: Any) -> fx.Node:
+        """A node whose value is known, before the loop."""
+        return self.known(put_before(self.loop, target, args, like, value))
+
     def known(self, node: fx.Node) -> fx.Node:
         self.claim.storage.add(node)
         self.made.append(node)
@@ -113,8 +125,7 @@ class Writer:
         return self.hoisted[node]
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        value = tensor_of(node)
-        return node if value is not None and value.dtype == dtype else self.call("to", node, dtype)
+        return node if dtype_of(node) == dtype else self.call("to", node, dtype)
 
     def matrix(self, weight: Slice, out_axis: int) -> fx.Node:
         """[E, out, in]: the weights of all experts, oriented as in F.linear."""
@@ -136,15 +147,13 @@ class Writer:
     def of_experts(self, weight: Slice) -> fx.Node:
         """[E, …]: of a weight that may hold more experts than iterations run."""
         node = self.invariant(weight.weight)
-        shape = shape_of(node)
-        assert shape is not None
+        shape = certain(shape_of(node))
         more = shape[0] != self.claim.experts
         return self.call(operator.getitem, node, slice(None, self.claim.experts)) if more else node
 
     def rows(self, node: fx.Node, part: range) -> fx.Node:
         """node[:, part]."""
-        shape = shape_of(node)
-        assert shape is not None
+        shape = certain(shape_of(node))
         if part == range(shape[1]):
             return node
         return self.call(operator.getitem, node, (slice(None), slice(part.start, part.stop, part.step)))
@@ -165,8 +174,7 @@ def is_whole(gate: Linear, up: Linear) -> str | None:
     """The operator's name of the layout if gate and up are the two halves of one weight (and bias)."""
     if gate.weight.weight != up.weight.weight or gate.out_axis != up.out_axis or gate.weight.dtype != up.weight.dtype:
         return None
-    shape = shape_of(gate.weight.weight.node)
-    assert shape is not None
+    shape = certain(shape_of(gate.weight.weight.node))
     width = shape[gate.out_axis]
     halves = (gate.weight.range_of(gate.out_axis), up.weight.range_of(up.out_axis))
     layouts = {
@@ -244,8 +252,7 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
 
     index, scale: [T, K]. Slots that go to no expert add nothing, whatever comes after makes of their zeros.
     """
-    after = claim.after
-    assert after is not None
+    after = certain(claim.after)
     reader, flat = claim.reader, writer.call("reshape", index, -1)
     made: dict[fx.Node, Any] = {}
 
@@ -260,7 +267,7 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
             return writer.call(torch.index_select, writer.vector(fact), 0, low)
         return writer.outside(node)
 
-    if tensor_dtype(rows) != after.base.dtype:
+    if dtype_of(rows) != after.base.dtype:
         rows = writer.cast(rows, after.base.dtype)
     for node in nodes_after(reader, after):
         if isinstance(reader.facts.get(node), RowFunction | OwnVector):
@@ -272,8 +279,7 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
         result = writer.call(torch.where, writer.call(torch.unsqueeze, inside, 1), result, 0.0)
     if scale is not None:
         result = writer.call(torch.mul, result, writer.call("reshape", scale, -1, 1))
-    shape = shape_of(index)
-    assert shape is not None
+    shape = certain(shape_of(index))
     width = (shape_of(rows) or (0, 0))[1]
     return writer.call(torch.sum, writer.call("reshape", result, -1, shape[1], width), 1)
 
@@ -298,11 +304,6 @@ def norm_apart(claim: Claim, writer: Writer, node: fx.Node, place: Callable[[fx.
         if isinstance(vector, fx.Node):
             result = writer.call(target, result, place(vector))
     return result
-
-
-def tensor_dtype(node: fx.Node) -> torch.dtype | None:
-    value = tensor_of(node)
-    return None if value is None else value.dtype
 
 
 def metadata(node: fx.Node | None) -> Any:
@@ -335,8 +336,7 @@ def routing_scale(claim: Fused, writer: Writer, index: fx.Node, x: fx.Node) -> f
     if claim.coefficient == 1.0:
         return scale
     if scale is None:
-        value = tensor_of(x)
-        assert value is not None
+        value = certain(tensor_of(x))
         scale = writer.call(torch.ones_like, index, dtype=value.dtype)
     return writer.call(torch.mul, scale, claim.coefficient)
 
@@ -367,8 +367,7 @@ def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
     """The operator's result takes the place of the sum, and the loop goes. Returns what only the loop may have used."""
     loop = claim.reader.loop
     target, writer = target_of(claim), Writer(claim)
-    value = tensor_of(target)
-    assert value is not None
+    value = certain(tensor_of(target))
     result = writer.cast(result, value.dtype)
     storage = claim.storage
     zero = is_zero(target, loop, storage)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.views import equation_of
 from moebius.lowering.operators import Call, read_call
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "and", "logical_not"})
 KEEPS = frozenset({"cast", "contiguous", "clone", "neg", "detach"})  # what is 0 (or false) stays so
@@ -101,8 +101,7 @@ class Zeros:
         if self.masks:
             return None if self.compared(mask) is None else self.made(torch.logical_not, mask)
         if call.name == "logical_not":  # (of numbers, operator.invert is another function)
-            value = tensor_of(call["input"])
-            return self.same(node, call["input"]) if value is not None and value.dtype is torch.bool else None
+            return self.same(node, call["input"]) if dtype_of(call["input"]) is torch.bool else None
         zero = call.name == "eq" and is_number(call["other"], 0.0)
         return self.same(node, call["input"]) if zero else None
 

@@ -185,7 +185,6 @@ class WholeStep:
         self.examples = [placeholders[p].meta["val"] for p in self.tensors]
         self.check_real(placeholders)
         self.compiled: Callable[..., Sequence[Any]] | None = None
-        self.misfits = 0
 
     @staticmethod
     def leads_to(node: fx.Node, wanted: set[fx.Node]) -> bool:
@@ -342,7 +341,6 @@ class WholeStep:
         numbers = [inputs[p] for p in self.numbers]
         given = self.before(*numbers)
         if [type(value) for value in given] != self.kinds or not self.fits(inputs):
-            self.misfits += 1
             return self.as_it_is(*inputs)
         assert self.compiled is not None
         tensors = [inputs[p] for p in self.tensors]
