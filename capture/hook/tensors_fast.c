@@ -44,6 +44,16 @@ mb_tensor_block(void)
     return memory.on ? memory.block_words : 0;
 }
 
+static int
+is_known(PyObject *type)
+{
+    int known = 0;
+    for (int i = 0; i < memory.n_types; i++) {
+        known |= (PyObject *)memory.types[i] == type;
+    }
+    return known;
+}
+
 static inline void *
 word_at(const void *base, Py_ssize_t offset)
 {
@@ -188,11 +198,7 @@ mb_fast_record(TensorMeta *meta, PyObject *object)
     if (!memory.on) {
         return;    /* torch may be imported and calibrated later */
     }
-    int known = 0;
-    for (int i = 0; i < memory.n_types; i++) {
-        known |= (PyObject *)memory.types[i] == meta->type;
-    }
-    void *impl = known ? word_at(object, memory.impl) : NULL, *tensor = (char *)object + memory.impl;
+    void *impl = is_known(meta->type) ? word_at(object, memory.impl) : NULL, *tensor = (char *)object + memory.impl;
     int32_t layout;
     if (impl == NULL || shim.layout(tensor, &layout) != 0 || layout != memory.strided ||
         shim.dtype(tensor, &meta->dtype_code) != 0 || shim.device_index(tensor, &meta->device_index) != 0) {
@@ -245,21 +251,46 @@ load_shims(const char *library, const char **why)
     return 1;    /* the handle stays open: the functions are used from now on */
 }
 
-/* The one offset in [first, end) at which every sample holds the value that it should; -1: none or several. */
+/* Whether every sample has at `offset` what it should: the object its TensorImpl ('m'), and that its key set ('k'), or the
+ * words of its sizes ('s'), strides ('t') or storage offset ('o'). */
+static int
+stands_at(const Sample *samples, Py_ssize_t n, char what, Py_ssize_t offset)
+{
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (what == 'm' || what == 'k') {
+            if (what == 'm' ? word_at(samples[i].tensor, offset) != samples[i].impl
+                            : bits_at(samples[i].impl, offset) != samples[i].key_set) {
+                return 0;
+            }
+            continue;
+        }
+        void *tensor = (char *)samples[i].tensor + memory.impl;
+        int64_t dim, value, *values = &value;
+        if (shim.dim(tensor, &dim) != 0 || dim > 5) {
+            continue;
+        }
+        if (what == 's' ? shim.sizes(tensor, &values) : what == 't' ? shim.strides(tensor, &values)
+                                                                     : shim.storage_offset(tensor, &value)) {
+            return 0;
+        }
+        dim = what == 'o' ? 1 : dim;
+        if (memcmp((const char *)samples[i].impl + offset, values, (size_t)dim * sizeof(int64_t)) != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* The one such offset of a word in [first, end); -1: none or several. */
 static Py_ssize_t
-find_offset(const Sample *samples, Py_ssize_t n, int in_object, Py_ssize_t first, Py_ssize_t end)
+find_offset(const Sample *samples, Py_ssize_t n, char what, Py_ssize_t first, Py_ssize_t end)
 {
     Py_ssize_t found = -1;
     for (Py_ssize_t offset = first; offset + (Py_ssize_t)sizeof(uint64_t) <= end; offset += sizeof(uint64_t)) {
-        int all = 1;
-        for (Py_ssize_t i = 0; i < n && all; i++) {
-            all = in_object ? word_at(samples[i].tensor, offset) == samples[i].impl
-                            : bits_at(samples[i].impl, offset) == samples[i].key_set;
-        }
-        if (all && found >= 0) {
-            return -1;
-        }
-        if (all) {
+        if (stands_at(samples, n, what, offset)) {
+            if (found >= 0) {
+                return -1;
+            }
             found = offset;
         }
     }
@@ -375,57 +406,15 @@ shims_agree(const Sample *sample)
     return PyErr_Occurred() ? -1 : same;
 }
 
-/* `count` words of a tensor (what: 's'izes, strides 't', 'o'ffset) stand at `offset` in every TensorImpl. */
-static int
-stands_at(const Sample *samples, Py_ssize_t n, char what, Py_ssize_t offset)
-{
-    for (Py_ssize_t i = 0; i < n; i++) {
-        void *tensor = (char *)samples[i].tensor + memory.impl;
-        int64_t dim, value, *values = &value;
-        if (shim.dim(tensor, &dim) != 0 || dim > 5) {
-            continue;
-        }
-        if (what == 's' ? shim.sizes(tensor, &values) : what == 't' ? shim.strides(tensor, &values)
-                                                                     : shim.storage_offset(tensor, &value)) {
-            return 0;
-        }
-        dim = what == 'o' ? 1 : dim;
-        if (memcmp((const char *)samples[i].impl + offset, values, (size_t)dim * sizeof(int64_t)) != 0) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-/* The one such offset before the key set, or -1. */
-static Py_ssize_t
-find_block_part(const Sample *samples, Py_ssize_t n, char what)
-{
-    Py_ssize_t found = -1;
-    for (Py_ssize_t offset = 0; offset + 5 * (Py_ssize_t)sizeof(int64_t) <= memory.key_set; offset += sizeof(int64_t)) {
-        if (stands_at(samples, n, what, offset)) {
-            if (found >= 0) {
-                return -1;
-            }
-            found = offset;
-        }
-    }
-    return found;
-}
-
 /* Looks for one stretch of memory that holds everything that tensors differ in: the number of dimensions and the sizes, then
  * strides, storage offset and dtype, up to the key set. Finding none only costs speed. -1: a Python error. */
 static int
 find_block(const Sample *samples, Py_ssize_t n, const Sample *toggle)
 {
     memory.block_words = 0;
-    Py_ssize_t sizes = find_block_part(samples, n, 's'), strides = find_block_part(samples, n, 't');
-    Py_ssize_t offset = -1;
-    for (Py_ssize_t at = 0; at < memory.key_set; at += sizeof(int64_t)) {
-        if (stands_at(samples, n, 'o', at)) {
-            offset = offset < 0 ? at : PY_SSIZE_T_MAX;
-        }
-    }
+    Py_ssize_t last = memory.key_set - 4 * (Py_ssize_t)sizeof(int64_t);    /* five words are read */
+    Py_ssize_t sizes = find_offset(samples, n, 's', 0, last), strides = find_offset(samples, n, 't', 0, last);
+    Py_ssize_t offset = find_offset(samples, n, 'o', 0, memory.key_set);
     Py_ssize_t start = sizes - (Py_ssize_t)sizeof(int64_t);    /* the number of dimensions stands before them */
     Py_ssize_t words = (memory.key_set - start) / (Py_ssize_t)sizeof(uint64_t) + 1;
     if (sizes < 8 || strides <= sizes || offset <= strides || offset >= memory.key_set || words > MAX_BLOCK) {
@@ -476,21 +465,17 @@ calibrate(const char *library, const Sample *samples, Py_ssize_t n, const Sample
             object_end = type->tp_basicsize;
         }
         impl_end = readable(samples[i].impl, impl_end);
-        int known = 0;
-        for (int t = 0; t < memory.n_types; t++) {
-            known |= memory.types[t] == type;
-        }
-        if (!known && memory.n_types < MAX_TYPES) {
+        if (!is_known((PyObject *)type) && memory.n_types < MAX_TYPES) {
             memory.types[memory.n_types++] = (PyTypeObject *)Py_NewRef(type);
         }
     }
     *why = "where a tensor keeps its TensorImpl is ambiguous";
-    memory.impl = find_offset(samples, n, 1, sizeof(PyObject), object_end);
+    memory.impl = find_offset(samples, n, 'm', sizeof(PyObject), object_end);
     if (memory.impl < 0) {
         return 0;
     }
     *why = "where a TensorImpl keeps its key set is ambiguous";
-    memory.key_set = find_offset(samples, n, 0, 0, impl_end);
+    memory.key_set = find_offset(samples, n, 'k', 0, impl_end);
     if (memory.key_set < 0) {
         return 0;
     }

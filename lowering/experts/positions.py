@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.experts.routing import index_root
+from moebius.lowering.experts.routing import index_root, rearranges, takes_part
 from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.values import certain, computed_of, dtype_of, is_floating, same_shape, shape_of, tensor_of
@@ -82,15 +82,7 @@ def along_axis(call: Call | None) -> Bounds | None:
 
 def whole_of(node: fx.Node) -> fx.Node:
     """The tensor that has these numbers, and perhaps others, before views and parts of it are taken."""
-    while True:
-        node = index_root(node)
-        call = read_call(node)
-        if call is None or call.name != "getitem" or shape_of(call["input"]) is None:
-            return node
-        keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
-        if not all(isinstance(key, slice | int) or key is None or key is Ellipsis for key in keys):
-            return node
-        node = call["input"]
+    return behind(node, lambda call: rearranges(call) or takes_part(call, (None,)))
 
 
 def computed_since_the_choice(nodes: Iterable[fx.Node]) -> set[fx.Node]:

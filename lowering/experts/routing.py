@@ -9,13 +9,14 @@ from typing import Any
 from torch import fx
 
 from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Skip, Test
-from moebius.lowering.operators import read_call
+from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of, value_of
 
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
 DROPPED = "slots dropped"
+REARRANGES = frozenset({"reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"})
 ALL, SOME = "perhaps all", "some"
 
 
@@ -129,33 +130,29 @@ def proven_within(node: fx.Node, allowed: Allowed) -> bool:
 
 def index_root(node: fx.Node) -> fx.Node:
     """The node that has the same numbers, before copies and views that only rearrange axes."""
-    while True:
-        call = read_call(node)
-        names = ("reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone")
-        if call is None or call.name not in names or call.op.inplace:
-            return node
-        if not isinstance(call["input"], fx.Node):
-            return node
-        node = call["input"]
+    return behind(node, rearranges)
+
+
+def rearranges(call: Call) -> bool:
+    return call.name in REARRANGES and not call.op.inplace
 
 
 def before_slices(node: fx.Node) -> fx.Node:
     """The tensor that ``top[:, :k]`` or ``top[:, k]`` is a part of."""
-    while (call := read_call(node)) is not None and call.name == "getitem" and isinstance(call["input"], fx.Node):
-        keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
-        if not all(isinstance(key, slice) or key is Ellipsis or type(key) is int for key in keys):
-            break
-        if tensor_of(call["input"]) is None:  # one of several results
-            break
-        node = call["input"]
-    return node
+    return behind(node, takes_part)
+
+
+def takes_part(call: Call, also: tuple[Any, ...] = ()) -> bool:
+    """Whether it takes slices of a tensor, not one of several results. also: other keys."""
+    if call.name != "getitem" or tensor_of(call["input"]) is None:
+        return False
+    keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
+    return all(isinstance(key, slice) or key is Ellipsis or type(key) is int or key in also for key in keys)
 
 
 def chosen_from(node: fx.Node) -> fx.Node:
     """The tensor that a routing index is a part of, before copies, views and slices."""
-    while (before := before_slices(index_root(node))) is not node:
-        node = before
-    return node
+    return behind(node, lambda call: rearranges(call) or takes_part(call))
 
 
 def distinct(index: fx.Node) -> bool:

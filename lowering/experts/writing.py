@@ -21,7 +21,7 @@ from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunc
 from moebius.lowering.experts.proof import state_position, target_of
 from moebius.lowering.experts.routing import Allowed, allowed_indices, proven_within
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
-from moebius.lowering.operators import read_call
+from moebius.lowering.operators import behind, read_call
 from moebius.lowering.torch_private import assert_holds, same_size
 from moebius.lowering.values import (
     add_call,
@@ -421,9 +421,8 @@ def lies_in_rows(value: torch.Tensor) -> bool:
 
 def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
     """Whether the tensor certainly holds zeros when the loop begins."""
-    made = node
-    while (call := read_call(made)) is not None and call.name in ("reshape", "contiguous", "cast", "clone", "flatten"):
-        made = call["input"]
+    made = behind(node, lambda call: call.name in ("reshape", "contiguous", "cast", "clone", "flatten"))
+    call = read_call(made)
     if call is None or not (call.name == "zeros" or (call.name == "full" and call["fill_value"] == 0)):
         return False
     return storage.writer_between(made, loop) is None and storage.writer_between(node, loop) is None
