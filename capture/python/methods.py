@@ -73,6 +73,8 @@ TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
     "__getitem__": (1, lambda domain, *args: domain.tensors.get_item(*args)),
     "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
 }
+TAKEN = {"__eq__": 1, "__ne__": 1, "__getattribute__": 1, "__setattr__": 2, "__delattr__": 1, "__hash__": 0}
+ATTRIBUTES = ("__getattribute__", "__setattr__", "__delattr__")
 OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
 
 DRAWS = frozenset({"random", "getrandbits", "seed", "getstate", "setstate"})  # the rest of ``random.Random`` is Python
@@ -156,6 +158,9 @@ class Methods(CallParts):
         if name in OBJECT_METHODS and is_object_method(bound, kind):
             if name in TENSOR_SPECIALS and len(args) != TENSOR_SPECIALS[name][0]:
                 return bound(*args)  # raises the TypeError that says so
+            unnamed = name in ATTRIBUTES and args and not is_kind(args[0], str | Text)
+            if unnamed or name in TAKEN and (len(args) != TAKEN[name] or kwargs):
+                return getattr(object(), name)(*args, **kwargs)  # the same
             return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
         if issubclass(kind, types.GeneratorType) and self.objects.is_new(owner):
             form = form_of(bound)
@@ -169,7 +174,7 @@ class Methods(CallParts):
             return self.container_method(owner, base, name, args, kwargs)
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
             return bound(*args)
-        if issubclass(kind, natives.ITERATORS) and name in ("__iter__", "__next__"):
+        if issubclass(kind, natives.ITERATORS) and name in ("__iter__", "__next__") and not (args or kwargs):
             return owner if name == "__iter__" else self.next_of(owner)
         if issubclass(kind, types.MethodType | types.FunctionType) and name == "__get__":
             return self.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
@@ -523,7 +528,9 @@ def is_still(ask: Callable[[], Any], answer: Any) -> bool:
 
 
 def is_object_method(bound: Any, kind: type) -> bool:
-    """Whether a slot wrapper is the one of ``object`` (or of a builtin container, for ``__init__``)."""
+    """Whether a slot wrapper is the one of ``object`` (or of a builtin container or exception, for ``__init__``)."""
     owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
     qualname = getattr(bound, "__qualname__", "")
-    return owner is object or qualname.startswith("object.") or bound.__name__ in ("__init__", "__init_subclass__")
+    if owner is object or qualname.startswith("object.") or bound.__name__ == "__init_subclass__":
+        return True
+    return bound.__name__ == "__init__" and (owner in CALLED_TO_MAKE or issubclass(owner, (list, set, BaseException)))
