@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .torch_known import KnownResults, key_of
 from .torch_pointwise import SYMBOLS, PointwiseOnRows
 from .torch_private import (
     ON_FAKES,
@@ -97,12 +98,14 @@ class Fakes(FakeTensorMode):
         self.pointwise = PointwiseOnRows(self)
         self.writes: Counter[int] = Counter()  # by storage
         self.written: list[torch.Tensor] = []  # (kept: a storage that is freed leaves its number to another)
+        self.ran = 0  # operators
         # by id: what was squeezed along an axis of which only the running step knows whether it has size 1, and what
         # is made of it: it may have an axis less than its fake
         self.rank_in_doubt: dict[int, torch.Tensor] = {}
 
     def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.ran += 1
         doubtful = func in SQUEEZES and ask_of_ones(*args)
         given = tree_leaves((args, kwargs)) if doubtful or self.rank_in_doubt else ()
         result = self.run(func, types, args, kwargs)
@@ -117,14 +120,17 @@ class Fakes(FakeTensorMode):
 
     def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         for each in written_by(func, args, kwargs):
-            self.writes[storage_of(each)] += 1
-            self.written.append(each)
+            self.note_write(each)
         # torch's cache finds nothing by symbols, which are new each time; making an entry computes the result twice
         self.cache_enabled = not has_symbols((*args, *kwargs.values()))
         if self.cache_enabled or self.in_kernel_invocation:
             return super().dispatch(func, types, args, kwargs)
         asked = super().dispatch
         return self.pointwise.result(lambda: asked(func, types, args, kwargs), func, args, kwargs)
+
+    def note_write(self, written: torch.Tensor) -> None:
+        self.writes[storage_of(written)] += 1
+        self.written.append(written)
 
 
 def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> bool:
@@ -195,6 +201,7 @@ class FakeWorld:
         )
         self.relations = self.shape_env.guards = Relations(where)
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
+        self.known = KnownResults(lambda meta, device: FakeTensor(self.mode, meta, device), self.mode.note_write)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
 
@@ -260,6 +267,9 @@ class FakeWorld:
             with self.mode, self.recorder or NO_CONTEXT:
                 rows, weights, *rest = args
                 return function(rows.bfloat16(), weights.bfloat16(), *rest, **kwargs).to(dtype)
+        asked = None if self.recorder is not None or self.mode.rank_in_doubt else key_of(function, args, kwargs)
+        if asked is not None:
+            return self.call_known(function, args, kwargs, *asked)
         symbols = any(
             is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
             for leaf in tree_leaves((args, kwargs))
@@ -270,6 +280,19 @@ class FakeWorld:
                 return function(*args, **kwargs)
         with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
             return function(*args, **kwargs)
+
+    def call_known(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], key: Any, fakes: list[Any]
+    ) -> Any:
+        """The function on fakes, where its ``key`` says what it does."""
+        if (found := self.known.again(key, fakes)) is not None:
+            return found
+        ran, hits, versions = self.mode.ran, FakeTensorMode.cache_hits, list(map(version_of, fakes))
+        with ON_FAKES, self.mode:
+            result = function(*args, **kwargs)
+        if self.mode.ran == ran + 1 and FakeTensorMode.cache_hits == hits + 1:
+            self.known.learn(key, fakes, versions, result)
+        return result
 
     def writes_into(self, fake: torch.Tensor) -> float:
         """How often the trace has written into the memory of a tensor, under any name: ``p.data`` is one."""

@@ -1,9 +1,9 @@
 """The private names of torch's that moebius uses, and what for. Each exists in every torch of ``versions.TORCHES``, but
 for those of EXISTS_IN and ONLY_SOME.
 
-They are used in torch_private.py, torch_fakes.py, torch_pointwise.py, torch_sizes.py, torch_scripts.py,
-torch_warnings.py of this room and in two torch_private.py of lowering. What another torch lacks is answered there, by
-asking whether it is there. Held to by tests/cli/test_torch_names.py.
+They are used in torch_private.py, torch_fakes.py, torch_known.py, torch_pointwise.py, torch_sizes.py,
+torch_scripts.py, torch_warnings.py of this room and in two torch_private.py of lowering. What another torch lacks is
+answered there, by asking whether it is there. Held to by tests/cli/test_torch_names.py.
 """
 
 from __future__ import annotations

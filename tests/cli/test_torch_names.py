@@ -19,7 +19,7 @@ from moebius.torch_facts.torch_names import EXISTS_IN, NAMES, ONLY_SOME, missing
 from moebius.versions import TORCHES, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
-ABOUT = ("private", "fakes", "pointwise", "sizes", "warnings", "scripts", "memory")
+ABOUT = ("private", "fakes", "pointwise", "sizes", "warnings", "scripts", "memory", "known")
 ALLOWED = [ROOT / "capture" / "torch_facts" / f"torch_{name}.py" for name in ABOUT]
 ALLOWED += [ROOT / "lowering" / "torch_private.py", ROOT / "lowering" / "distribution" / "torch_private.py"]
 ROOMS = ("capture", "lowering", "kernels", "interpreter")
