@@ -73,7 +73,8 @@ class Side:
         """The same number, which ``written`` knows, computed outside."""
         if not isinstance(number, fx.Node) or number in self.outer:
             return self.resolve(number)
-        made = graph.call_function(number.target, tuple(self.outside(part, graph) for part in number.args))
+        parts = tuple(self.outside(part, graph) for part in number.args)
+        made = graph.create_node("call_function", number.target, parts)
         made.meta["val"] = infer(made)
         return stands_at(made, number)
 
