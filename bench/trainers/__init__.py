@@ -11,6 +11,7 @@ from . import (
     mixtures,
     optimizing,
     pictures,
+    practised,
     pretraining,
     published,
     recommenders,
@@ -26,6 +27,6 @@ from .script import SCRIPTS, Script
 __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "capacities", "counts", "engines", "language", "loops", "mixtures",
     "optimizing",
-    "pictures", "pretraining", "published", "recommenders", "registries", "repositories", "routers", "runners",
-    "structures", "unlisted",
+    "pictures", "practised", "pretraining", "published", "recommenders", "registries", "repositories", "routers",
+    "runners", "structures", "unlisted",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from moebius.interpreter.domain.core import special, type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
+from ..tensors.array_inputs import is_array
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
@@ -182,6 +183,8 @@ class BuiltinHandlers(CallParts):
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
         base: Any = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if base is None:
+            if is_array(value) and (whole := self.array_inputs.input(value)) is not None:
+                return whole.fake.shape[0]
             raise Break("len() in C", kind.__name__, "it runs natively")
         if (grown := self.objects.growing_length(value)) is not None:
             return self.domain.binary("+", *grown) if grown[1] else grown[0]

@@ -64,7 +64,7 @@ from .filters import Filters, warnings_block
 from .messages import Messages
 from .methods import Methods
 from .namespaces import Namespaces
-from .numpy_calls import with_its_type
+from .numpy_calls import counted, with_its_type
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
 from .overrides import Overrides
@@ -446,6 +446,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def native(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A function of C code: from the tables, or a graph break."""
+        if (found := counted(self.domain, function, args, kwargs)) is not ABSENT:
+            return found
         if function in natives.PURE:
             values = [self.domain.plain_contents(a) for a in args]
             if function in natives.OF_NUMBERS and any(map(numpy_numbers_in, values)):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..hook import ABSENT
+from ..torch_facts import torch_private
 from ..values.numbers import Number, number_kind, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import SYMBOLIC, Break
@@ -25,6 +26,29 @@ def of_numbers(domain: Parts, function: Callable[..., Any], args: list, kwargs: 
     if not all(map(is_number, (*values, *named.values()))):
         return ABSENT
     return domain.objects.made(domain.numbers.apply(function, *values, **named))
+
+
+def counted(domain: Parts, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+    """``numpy.arange(n)`` of a size, as an array that the graph makes; ABSENT for any other call."""
+    if function is not np.arange or kwargs or len(args) != 1 or not follows_arrays(domain):
+        return ABSENT
+    (size,) = map(domain.numbers.size_of, args)
+    if not is_known_size(size):
+        return ABSENT
+    made = domain.tensors.function(torch.arange, (size,), {"dtype": torch.int64, "device": "cpu"})
+    return domain.arrays.array(made, alone=True)
+
+
+def follows_arrays(domain: Parts) -> bool:
+    """Whether arrays may be of the graph: in inference mode nobody counts what is written."""
+    return domain.tensors.whole_step and not torch.is_inference_mode_enabled()
+
+
+def is_known_size(value: Any) -> bool:
+    """Whether it is a size that does not depend on values."""
+    if type(value) is torch.SymInt:
+        return not torch_private.depends_on_values(value)
+    return type(value) is int and value >= 0
 
 
 def is_number(value: Any) -> bool:

@@ -73,6 +73,8 @@ def is_followed(part: Any) -> bool:
     """Whether torch takes it as an index as numpy does."""
     if type(part) is slice:
         return all(type(one) in WHOLE for one in (part.start, part.stop)) and part.step in (None, 1)
+    if is_kind(part, Array):
+        return part.fake.dtype in INDEX_TYPES and part.fake.dim() > 0
     return type(part) in WHOLE[:2] or (is_array(part) and part.dtype.kind in INDEX_KINDS and part.ndim > 0)
 
 
@@ -143,7 +145,7 @@ class ArrayInputs:
         """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
         torch agree on arrays of ints and booleans, slices that go forwards and ints; None for any other."""
         parts = key if type(key) is tuple else (key,)
-        followed = all(map(is_followed, parts)) and any(map(is_array, parts)) and self.tensors.whole_step
+        followed = all(map(is_followed, parts)) and any(map(may_be_array, parts)) and self.tensors.whole_step
         if not followed or not is_array(array) or (whole := self.input(array)) is None or whole.fake.dtype not in KINDS:
             return None
         if len(parts) > whole.fake.dim() or any(is_array(part) and self.input(part) is None for part in parts):

@@ -13,13 +13,14 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.lowering.step import draw_array
 from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
-from ..values.values import Break
+from ..values.values import Break, TensorProxy
 from .graphs import GraphScope
 
 if TYPE_CHECKING:
@@ -105,6 +106,14 @@ class Numbers:
         node.meta["val"] = None
         return node
 
+    def drawn_array(self, name: str, args: list, shape: tuple, dtype: torch.dtype | None) -> TensorProxy:
+        """The tensor over the memory of an array that numpy's generator draws. dtype: None where that fails."""
+        if dtype is None:
+            self.writer.before_failure(draw_array, (name, *args))
+            raise Break("call into C", f"numpy.random.{name} with these arguments", "it runs natively")
+        node = self.drawn(f"numpy.random.{name}", draw_array, (name, *args))
+        return self.tensors.wrap(self.world.call(torch.empty, (shape,), {"dtype": dtype, "device": "cpu"}), node)
+
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""
         self.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
@@ -170,6 +179,12 @@ class Numbers:
                     assert proxy.source is not None
                     self.places.setdefault(symbol, (proxy.source, axis if is_tensor else None))
         self.seen = len(inputs)
+
+    def size_of(self, value: Any) -> Any:
+        """The value, with sizes for the ints in it that vary and are known."""
+        if type(value) in (tuple, list):
+            return tuple(map(self.size_of, value))
+        return self.as_size(value) if type(value) is Number and value.kind is int and value.known else value
 
     def as_size(self, number: Number) -> Any:
         """An int where it may be a size, an index or a bound: a symbol of its own, and a constant only where it is 0 or

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering.step import draw, draw_below, draw_numpy
+from moebius.lowering.step import draw, draw_array, draw_below, draw_numpy
 
 from .numpy_numbers import NUMPY_NUMBERS
 from .values import Break, RuntimeNumber
@@ -33,7 +33,7 @@ PLAIN_NUMBERS = (int, float, bool)
 NUMBERS = (*PLAIN_NUMBERS, complex)
 # Clocks that give seconds.
 CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.thread_time)
-READINGS = frozenset((*CLOCKS, draw, draw_below, draw_numpy))  # another answer each time
+READINGS = frozenset((*CLOCKS, draw, draw_array, draw_below, draw_numpy))  # another answer each time
 
 class Arithmetic(Protocol):
     """What writes down what is done with numbers (``tensors.numbers.Numbers``)."""

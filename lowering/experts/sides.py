@@ -5,7 +5,8 @@
     if len(x) > k: x = x[:k]                   x = x[:k]                                (there are no more than k then)
 
 Each holds by itself, whatever becomes of the rest. Capture writes ``if … else …`` as two branches, of which one runs:
-the first one begins with None, and the second one with what the first one gave (two_sides.py).
+the first one begins with None, and the second one with what the first one gave (two_sides.py). k may be computed of
+sizes, in the branch: twice, as what is asked and as what cuts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from moebius.lowering.experts.unrolled_loops import is_branch
 from moebius.lowering.graph import skip_iteration
 from moebius.lowering.operators import call_operands, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import certain, put_before, shape_of, value_of
+from moebius.lowering.values import certain, infer, put_before, shape_of, stands_at, value_of
 
 
 def plainly(work: Work) -> None:
@@ -57,6 +58,24 @@ class Side:
     def resolve(self, value: Any) -> Any:
         """What stands outside for a value of the body; None for what it computes."""
         return self.outer.get(value) if isinstance(value, fx.Node) else value
+
+    def written(self, number: Any) -> Any:
+        """How a number of the body is computed of what stands outside, the same for equal ones; else None."""
+        if not isinstance(number, fx.Node):
+            return (int, number) if type(number) is int else (float, number.hex()) if type(number) is float else None
+        if number in self.outer:
+            return self.outer[number]
+        parts = tuple(map(self.written, number.args))
+        return None if number.kwargs or not is_size(number) or None in parts else (number.target, *parts)
+
+    def outside(self, number: Any, graph: fx.Graph) -> Any:
+        """The same number, which ``written`` knows, computed outside."""
+        if not isinstance(number, fx.Node) or number in self.outer:
+            return self.resolve(number)
+        parts = tuple(self.outside(part, graph) for part in number.args)
+        made = graph.create_node("call_function", number.target, parts)
+        made.meta["val"] = infer(made)
+        return stands_at(made, number)
 
 
 def as_one(work: Work, first: Side) -> Side | None:
@@ -100,11 +119,12 @@ def cut_off(work: Work, branch: Side) -> None:
         if not isinstance(key, slice) or key.start not in (None, 0) or key.step not in (None, 1):
             continue
         rows = (shape_of(was) or (None,))[0]
-        if branch.resolve(given["input"]) is not was or not is_same(branch.resolve(key.stop), most):  # type: ignore[index]
+        if branch.resolve(given["input"]) is not was or branch.written(key.stop) != most:  # type: ignore[index]
             continue
         if rows is None or not same_size(value_of(kept), rows):
             continue
-        first_rows = (was, slice(None, most, None))
+        with work.gm.graph.inserting_before(result):
+            first_rows = (was, slice(None, branch.outside(key.stop, work.gm.graph), None))
         cut = put_before(result, operator.getitem, first_rows, branch.gives[number], result.meta["val"])
         result.replace_all_uses_with(cut)
         work.gm.graph.erase_node(result)
@@ -113,16 +133,13 @@ def cut_off(work: Work, branch: Side) -> None:
         work.gm.graph.erase_node(branch.node)
 
 
-def is_same(one: Any, other: Any) -> bool:
-    return one is other if isinstance(one, fx.Node) else type(one) is type(other) is int and one == other
-
-
 def at_most(branch: Side, asked: Any) -> tuple[Any, Any]:
-    """(n, k) of a branch that is taken where n > k, or n >= k; else (None, None)."""
+    """(n, k) of a branch that is taken where n > k, or n >= k, k as it is ``written``; else (None, None)."""
     skips = True
     while (call := read_call(asked)) is not None and call.name in ("not", "logical_not"):
         asked, skips = call["input"], not skips
     if call is None or call.name not in ("gt", "ge", "lt", "le"):
         return None, None
-    sides = branch.resolve(call["input"]), branch.resolve(call["other"])
-    return sides if (call.name in ("lt", "le")) is skips else sides[::-1]
+    sides = [call["input"], call["other"]]
+    kept, most = sides if (call.name in ("lt", "le")) is skips else sides[::-1]
+    return branch.resolve(kept), branch.written(most)

@@ -10,7 +10,7 @@ from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, chosen, require_branch
 from moebius.lowering.step.data import set_data
-from moebius.lowering.step.draws import draw, draw_below, draw_numpy
+from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
@@ -36,6 +36,7 @@ __all__ = [
     "autograd_function",
     "backward_with_hooks",
     "draw",
+    "draw_array",
     "draw_below",
     "draw_numpy",
     "bar_call",
