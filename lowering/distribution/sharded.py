@@ -186,7 +186,8 @@ class Sharded(Base):
             return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
-        for value in written(func, args, kwargs or {}):
+        writes = written(func, args, kwargs or {})
+        for value in writes:
             if isinstance(value, Sharded):
                 value.whole_copy.writes[0] += 1
         if _steps_number_by_number(func, args):
@@ -195,6 +196,7 @@ class Sharded(Base):
         first = next(value for value in flat if isinstance(value, Sharded))
         mesh = first.shards.device_mesh
         replicate = [Replicate()] * mesh.ndim
+        split = {value.shape for value in writes if isinstance(value, Sharded)}
         owners: dict[int, torch.Tensor] = {}  # id of the DTensor that went in -> the tensor that it stood for
 
         def lower(value: Any) -> Any:
@@ -202,6 +204,8 @@ class Sharded(Base):
                 owners[id(value.shards)] = value
                 return value.shards
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+                if value.shape in split and all(value is not one for one in writes):
+                    return shard_rows(value, first.shards).shards  # (DTensor splits none over more ranks than rows)
                 inner = DTensor.from_local(value, mesh, replicate, run_check=False)
                 owners[id(inner)] = value
                 return inner
@@ -228,7 +232,7 @@ class Sharded(Base):
             whole = {id(v): v.whole_copy.read(v.shards) if reads else v.shards.full_tensor() for v in held}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)
-            for value in written(func, args, kwargs or {}):
+            for value in writes:
                 if isinstance(value, Sharded):
                     if torch.Tag.nondeterministic_seeded in func.tags:
                         copy_from_first_rank(whole[id(value)], mesh)
@@ -248,10 +252,12 @@ class Sharded(Base):
             return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs), asked))
         except (DistributionError, torch.OutOfMemoryError):
             raise
-        except (NotImplementedError, RuntimeError):
+        except NotImplementedError:
+            return on_whole_tensors()  # DTensor has no rule for this operator
+        except RuntimeError:
             if is_mutable(func):
                 raise
-            return on_whole_tensors()  # DTensor has no rule for this operator, or none for uneven rows
+            return on_whole_tensors()  # nor one for uneven rows
 
 
 class ShardedTensor(Sharded, torch.Tensor):

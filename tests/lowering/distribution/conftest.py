@@ -6,6 +6,7 @@ the order of sets of strings in common.
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -33,24 +34,31 @@ class Place:
     def hear(self):
         return pickle.load(self.process.stdout)
 
+    def hear_last(self) -> int:
+        """What the rank exited with, after all that it answered and nobody heard."""
+        while not isinstance(code := self.hear(), int):
+            pass
+        return code
+
     def close(self) -> int:
         self.process.stdin.close()
         return self.process.wait(60)
 
 
 class Pool:
-    """A group of ranks, at their places."""
+    """A group of ranks, at their places. port: of a store that is there already."""
 
-    def __init__(self, places: list[Place]):
+    def __init__(self, places: list[Place], port: int | None = None):
         self.directory, self.places = tempfile.TemporaryDirectory(), places
         for rank, place in enumerate(places):
-            place.say((rank, len(places), os.path.join(self.directory.name, "store")))
+            place.say((rank, len(places), port or os.path.join(self.directory.name, "store")))
         self.processes = [place.hear() for place in places]
 
-    def run(self, function, *args):
+    def run(self, function, *args, lost: int | None = None):
+        """What it gives on each rank, but for one that is lost."""
         for place in self.places:
             place.say((function.__code__.co_filename, function.__name__, args))
-        answers = [place.hear() for place in self.places]
+        answers = [place.hear() for rank, place in enumerate(self.places) if rank != lost]
         failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if failures:
             raise AssertionError("\n".join(failures))
@@ -62,20 +70,22 @@ class Pool:
 
     def wait(self) -> list[int]:
         """What the ranks exited with."""
-        codes = [place.hear() for place in self.places]
+        codes = [place.hear_last() for place in self.places]
         self.directory.cleanup()
         return codes
 
     def kill(self) -> None:
         for process in self.processes:
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self.wait()
 
     def give_up(self) -> None:
         """Kill the ranks, and their places too: there may be half of an answer."""
         for place, process in zip(self.places, self.processes, strict=True):
             place.process.kill()
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
             place.process.communicate()
         self.directory.cleanup()
 
@@ -101,13 +111,15 @@ def pools(places):
 
 @pytest.fixture(scope="session")
 def on_ranks(places, pools):
-    def run(ranks: int, function, *args):
+    def run(ranks: int, function, *args, port: int | None = None, **how):
+        if port and ranks in pools:
+            pools.pop(ranks).kill()
         if ranks not in pools:
             if ranks not in places:
                 places[ranks] = [Place() for _ in range(ranks)]
-            pools[ranks] = Pool(places[ranks])
+            pools[ranks] = Pool(places[ranks], port)
         try:
-            return pools[ranks].run(function, *args)
+            return pools[ranks].run(function, *args, **how)
         except BaseException:
             pools.pop(ranks).give_up()  # ranks may be out of step now
             del places[ranks]
@@ -117,9 +129,10 @@ def on_ranks(places, pools):
 
 @pytest.fixture
 def on_new_ranks(pools, on_ranks):
-    """The same; afterwards these processes are gone, as they may be out of step."""
-    def run(ranks: int, function, *args):
-        result = on_ranks(ranks, function, *args)
+    """The same; afterwards these processes are gone, as they may be out of step. lost: a rank that gives no result.
+    port: of a TCP store over which they find one another."""
+    def run(ranks: int, function, *args, **how):
+        result = on_ranks(ranks, function, *args, **how)
         pools.pop(ranks).kill()
         return result
     return run

@@ -1,16 +1,13 @@
 """A rank that fails, is stopped or killed: the others end, each with an error that names it and the step, long before
-the group's timeout, and with the weights of the last whole step. As a script, this is one rank.
-"""
+the group's timeout, and with the weights of the last whole step."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
 
 import pytest
 import torch
@@ -25,7 +22,6 @@ from moebius.lowering.distribution import Sharded
 from moebius.lowering.distribution.alive import condition, this_process
 
 D, LOST = 8, 3
-BOUND = 120  # seconds until all have ended; the group's timeout is longer
 
 
 def step(model, optimizer, x):
@@ -63,6 +59,8 @@ def held(model):
 
 
 def train(how, where):
+    """The error of this rank; whether its weights are those of the last whole step; after how many steps; the sum of
+    those that all ranks have; after how many seconds."""
     torch.manual_seed(0)
     model = nn.Sequential(Layer(), nn.Tanh(), Layer())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -82,26 +80,14 @@ def train(how, where):
         same = all(torch.equal(a, b) for a, b in zip(before, held(model), strict=True))
         total = sum(float(p.detach().double().sum()) for p in model.parameters() if not isinstance(p, Sharded))
         took = time.perf_counter() - began
-        print(json.dumps([f"{type(error).__name__}: {error}", same, steps, total, took]), flush=True)
-        raise
+        return f"{type(error).__name__}: {error}", same, steps, total, took
 
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("way", WAYS, ids=", ".join)
-def test_the_others_name_it_and_end(way, tmp_path):
+def test_the_others_name_it_and_end(on_new_ranks, way):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if way in OVER_TCP else None
-    store = str(server.port) if server else str(tmp_path / "store")
-    command = [sys.executable, __file__, store, *way]
-    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment = {**os.environ, **own}
-    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              env=environment) for rank in range(4)]
-    try:
-        told = [json.loads(rank.communicate(timeout=BOUND)[0]) for rank in ranks if rank is not ranks[LOST]]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    told = on_new_ranks(4, train, *way, lost=LOST, port=server.port if server else None)
     print(*(f"{took:.2f} s: {error}" for error, _, _, _, took in told), sep="\n")
     for error, same, _, _, took in told:
         assert SAID[way[0]] in error and "of step" in error and same and took < 10
@@ -125,10 +111,3 @@ def test_what_the_system_says_of_a_process():
     assert condition(name) == "has ended"
     assert condition(this_process() + "1") == "has ended"  # another process, of the same number
 
-
-if __name__ == "__main__":
-    store, how, where, rank = sys.argv[1:]
-    torch.set_num_threads(1)
-    found = dist.TCPStore("127.0.0.1", int(store)) if store.isdigit() else dist.FileStore(store, 4)
-    dist.init_process_group("gloo", store=found, rank=int(rank), world_size=4, timeout=timedelta(seconds=2 * BOUND))
-    train(how, where)

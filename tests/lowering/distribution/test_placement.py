@@ -173,6 +173,40 @@ def test_gradients_and_optimizer_state_move_along(on_ranks):
     on_ranks(2, gradients_and_state_move_along)
 
 
+WRITES = {  # of a tensor and of others like it, which all ranks have whole or split
+    "copy": lambda t, a, b: t.copy_(a), "add": lambda t, a, b: t.add_(a, alpha=2),
+    "lerp": lambda t, a, b: t.lerp_(a, 0.5), "item": lambda t, a, b: t.__setitem__(0, b[0]),
+    "addcmul": lambda t, a, b: t.addcmul_(a, b), "where": lambda t, a, b: t.copy_(torch.where(t > 0, 1.2, a)),
+    "other dtype": lambda t, a, b: t.copy_(a.double()), "a row": lambda t, a, b: t.mul_(a[0]),
+    "foreach copy": lambda t, a, b: torch._foreach_copy_([t, t], [a, b]),
+    "foreach lerp": lambda t, a, b: torch._foreach_lerp_([t], [a], 0.5),
+    "foreach add": lambda t, a, b: torch._foreach_add_([t], [b], alpha=0.5),
+}
+
+
+def written_in_place(num_experts):
+    """What differs from one process: writes of whole tensors, and of split ones, into a split one."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    for name, write in WRITES.items():
+        for kinds in ((False, False), (True, True)):
+            torch.manual_seed(0)
+            plain = [torch.randn(num_experts, 3, 2) for _ in range(3)]
+            held = [torch.nn.Parameter(t.clone()) for t in plain]
+            place_parameters([p for p, split in zip(held, (True, *kinds), strict=True) if split], [], mesh, Plan())
+            with torch.no_grad():
+                write(*plain)
+                write(*(t.detach() for t in held))
+                for number, (mine, theirs) in enumerate(zip(held, plain, strict=True)):
+                    if not torch.equal(whole(mine.detach()), theirs):
+                        found.append((name, kinds, number))
+    return found
+
+
+@pytest.mark.parametrize("num_experts", [3, 4, 6])
+def test_writes_in_place(on_ranks, num_experts):
+    assert on_ranks(4, written_in_place, num_experts) == [[]] * 4
+
+
 def uncaptured_use():
     layer, reference, x = build(5)
     place_layer(layer)

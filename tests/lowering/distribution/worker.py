@@ -1,8 +1,8 @@
 """Ranks of the tests' process pool, one after the other: ``python worker.py``. Imports once, then forks each rank.
 
 Reads pickled messages from stdin and writes pickled answers to stdout. (rank, ranks, store) begins a rank; the answer
-is its process id. That rank reads on, (file, function, args) of functions of test files, and answers (True, result) or
-(False, traceback), until None, or until it is killed. The last answer is what it exited with.
+is its process id. store: a file, or a port. That rank reads on, (file, function, args) of functions of test files, and
+answers (True, result) or (False, traceback), until None, or until it is killed. The last answer is what it exited with.
 """
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def load(path: str, modules: dict):
     return modules[path]
 
 
-def be_rank(rank: int, ranks: int, store: str, answers: Any) -> None:
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=30)
-    )
+def be_rank(rank: int, ranks: int, store: Any, answers: Any) -> None:
+    found = dist.TCPStore("127.0.0.1", store) if isinstance(store, int) else dist.FileStore(store, ranks)
+    dist.init_process_group("gloo", store=found, rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
     commands, modules = open(0, "rb", closefd=False), {}
     while (command := pickle.load(commands)) is not None:
         path, name, args = command
