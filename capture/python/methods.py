@@ -533,4 +533,5 @@ def is_object_method(bound: Any, kind: type) -> bool:
     qualname = getattr(bound, "__qualname__", "")
     if owner is object or qualname.startswith("object.") or bound.__name__ == "__init_subclass__":
         return True
-    return bound.__name__ == "__init__" and (owner in CALLED_TO_MAKE or issubclass(owner, (list, set, BaseException)))
+    made_by_c = (*CALLED_TO_MAKE, list, set, BaseException)
+    return bound.__name__ == "__init__" and isinstance(owner, type) and issubclass(owner, made_by_c)
