@@ -534,4 +534,4 @@ def is_object_method(bound: Any, kind: type) -> bool:
     if owner is object or qualname.startswith("object.") or bound.__name__ == "__init_subclass__":
         return True
     made_by_c = (*CALLED_TO_MAKE, list, set, BaseException)
-    return bound.__name__ == "__init__" and isinstance(owner, type) and issubclass(owner, made_by_c)
+    return bound.__name__ == "__init__" and owner is not None and issubclass(owner, made_by_c)
