@@ -178,7 +178,7 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
         set_frame_names(native, frame.names)
     if filled:
         outlive(native, frame)
-    elif given:
+    elif given or cells:
         empty(native, frame)
     return native
 
@@ -190,9 +190,11 @@ def fill(native: FrameType, frame: Frame) -> None:
 
 
 def empty(native: FrameType, frame: Frame) -> None:
-    """The variables are the interpreted frame's alone again."""
+    """The variables are the interpreted frame's alone again; the cells from outside stay: CPython takes it that a frame
+    that has begun has them (up to 3.12: _PyFrame_FastToLocalsWithError)."""
     if frame.program.optimized:
-        fill_frame(native, [UNSET] * len(frame.program.localsplus), UNSET)
+        cells = (frame.closure or ()) if native.f_code.co_freevars else ()
+        fill_frame(native, [UNSET] * (len(frame.program.localsplus) - len(cells)) + [*cells], UNSET)
 
 
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:

@@ -415,20 +415,20 @@ class Emitter:
             name = self.assign(value, f"{self.constant(made_by_c)}.__new__({self.constant(cls)}{args})")
             if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
                 self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
-            self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
+            parts: dict[str, Any] = {"args": tuple(value.args)}
             if is_kind(value, AttributeError | NameError | ImportError) and value.name is not None:
-                self.lines.append(f"{name}.name = {self.value(value.name)}")
+                parts["name"] = value.name
             if is_kind(value, AttributeError) and self.has_origin(value.obj):
-                self.lines.append(f"{name}.obj = {self.value(value.obj)}")
+                parts["obj"] = value.obj
             if is_kind(value, ImportError) and value.path is not None:
-                self.lines.append(f"{name}.path = {self.value(value.path)}")
-            for part in ("__context__", "__cause__"):
-                if (reason := getattr(value, part)) is not None:
-                    self.lines.append(f"{name}.{part} = {self.value(reason)}")
+                parts["path"] = value.path
+            parts |= {n: reason for n in ("__context__", "__cause__") if (reason := getattr(value, n)) is not None}
             if value.__suppress_context__ or value.__cause__ is not None:
-                self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+                parts["__suppress_context__"] = value.__suppress_context__
             if (trace := tracebacks.kept(value)) is not None:
                 self.lines.append(f"{name}.__traceback__ = {self.constant(trace)}")
+            for part, held in parts.items():  # (an assignment would run a __setattr__ of the class)
+                self.lines.append(f"{self.constant(BaseException.__setattr__)}({name}, {part!r}, {self.value(held)})")
         else:
             if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")

@@ -259,5 +259,6 @@ def is_bare(value: Any) -> bool:
 
 def refuse_order(items: Any) -> None:
     """Tensors stand in a set in the order of their addresses, which their proxies have not."""
+    items = raw_items(items)
     if len(items) > 1 and any(is_kind(item, TensorProxy) for item in items):
         raise Break("order of a set of tensors", "its items are asked for one by one", "keep them in a list or a dict")

@@ -64,7 +64,7 @@ class Construction(CallParts):
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
-                values = [self.drain(values[0])]
+                values = [list(self.members(values[0])) if cls is frozenset else self.drain(values[0])]
             if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
                 return torch.Size(*values)
             if cls is not slice:
@@ -222,12 +222,13 @@ class Construction(CallParts):
             FACTORY.__set__(owner, args[0])
             args = args[1:]
         if base in DICTS:
-            if args:
-                base.update(owner, self.mapping_or_items(args[0], base))
-            base.update(owner, **kwargs)
+            entries = self.mapping_or_items(args[0], base) if args else {}
+            if base is collections.OrderedDict and self.is_own(type(owner), "__setitem__"):
+                return self.set_items(owner, entries, kwargs)
+            base.update(owner, entries, **kwargs)
         elif args:
             target = getattr(base, "update", None) or base.extend
-            target(owner, self.listed(args[0]) if base is list else self.drain(args[0]))
+            target(owner, self.listed(args[0]) if base is list else list(self.members(args[0])))
 
     def make_dict(self, *args: Any, **kwargs: Any) -> dict:
         return self.objects.made(self.filled(dict(), args, kwargs))
@@ -251,7 +252,7 @@ class Construction(CallParts):
             set(*args)  # Python's own error
         if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
             return args[0]
-        return self.objects.made({self.objects.made_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
+        return self.objects.made({self.objects.made_key(k) for k in (self.members(args[0]) if args else ())})
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return self.objects.made(

@@ -71,6 +71,9 @@ CALLED_TO_MAKE: dict[type, tuple[str, ...]] = {
 }
 MAKING = frozenset(("copy", "__or__", "__add__", "__mul__"))
 CALLED_TO_READ = ("keys", "__getitem__")
+# What OrderedDict's own methods come to, of a class derived from it (Objects/odictobject.c).
+CALLING = frozenset(("pop", "popitem", "setdefault"))
+CALLED_TO_CHANGE = ("__contains__", "__getitem__", "__setitem__", "__delitem__")
 
 
 def that(what: str) -> frozenset[str]:

@@ -19,7 +19,7 @@ from moebius.interpreter.domain.core import type_name
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
-from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, WITH_ITEMS
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
 from ..regions.loop_regions import ROWS
@@ -152,7 +152,8 @@ class Containers(Parts):
             if (found := self.found_in_table(sequence, key)) is not ABSENT:
                 return found
         key = self.as_index(key)
-        found = sequence[key]
+        base: Any = next((base for base in type(sequence).__mro__ if base in WITH_ITEMS), type(sequence))
+        found = base.__getitem__(sequence, key)  # (a class derived from it may have its own, which asks for this one)
         return self.objects.made(found) if is_kind(key, slice) else found
 
     def found_in_table(self, table: Any, key: Any) -> Any:
@@ -206,8 +207,8 @@ class Containers(Parts):
         missing = self.attributes.on_type(kind, "__missing__")
         if is_kind(missing, types.FunctionType):
             return self.call(missing, [obj, key], {})
-        if kind is collections.defaultdict:
-            factory = obj.default_factory
+        if missing is collections.defaultdict.__missing__:
+            factory = self.attributes.get(obj, "default_factory")
             if factory is not None:
                 value = self.call(factory, [], {})
                 self.set_item(obj, key, value)
@@ -462,7 +463,7 @@ class Containers(Parts):
         self.calls.container_method(target, set, "add", [value], {})
 
     def set_update(self, target: Any, values: Any) -> None:
-        self.calls.container_method(target, set, "update", [self.calls.drain(values)], {})
+        self.calls.container_method(target, set, "update", [values], {})
 
     def map_add(self, target: Any, key: Any, value: Any) -> None:
         self.set_item(target, key, value)

@@ -31,8 +31,10 @@ from ..values.views import View, view_expression
 from . import arity, natives
 from .container_methods import (
     ADDING,
+    CALLED_TO_CHANGE,
     CALLED_TO_MAKE,
     CALLED_TO_READ,
+    CALLING,
     CHANGING,
     CONTAINER_METHODS,
     ITERABLE_ARGUMENT,
@@ -254,11 +256,15 @@ class Methods(CallParts):
                 plain = [self.without_its_class(value, base) for value in (owner, args[0])]
                 return self.domain.compare("==" if name == "__eq__" else "!=", *plain)
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
-        if name in MAKING:
+        if name in MAKING or (base is collections.OrderedDict and name in CALLING):
             self.refuse_own_methods(type(owner), name)
         if name in CHANGING and not self.leaves_as_it_is(owner, base, name, args):
             bounded = base is collections.deque  # (one that is full lets go of an item)
             self.objects.touch(owner, lets_go=bounded or name not in ADDING)
+        if base in DICTS and name == "__getitem__":
+            return self.domain.dict_item(owner, type(owner), args[0])
+        if base is collections.OrderedDict and name == "update" and self.is_own(type(owner), "__setitem__"):
+            return self.set_items(owner, self.mapping_or_items(args[0], base) if args else {}, kwargs)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
@@ -276,6 +282,8 @@ class Methods(CallParts):
             args = [*args[: at.start], *map(self.domain.as_count, args[at]), *args[at.stop :]]
         target = self.objects.contents(owner)
         if base in (set, frozenset) and name in ITERABLE_ARGUMENT:
+            if name == "isdisjoint":  # (asks for exactly a set)
+                args = [a if type(a) in (set, frozenset) else self.drain(a) for a in args]
             args = [self.keys_of(a) for a in args]
         if name in ("__add__", "__or__", "__and__", "__sub__"):
             args = [self.domain.operand(a) for a in args]
@@ -286,10 +294,9 @@ class Methods(CallParts):
             return self.compared_method(target, name, args, kwargs)
         if name in ITERABLE_ARGUMENT and args and base not in (set, frozenset):
             args = [self.mapping_or_items(args[0], base), *args[1:]]
-        if name == "__getitem__" and base in LISTS or base is tuple and name == "__getitem__":
-            return self.domain.get_item(owner, args[0])
-        if base is collections.defaultdict and name == "__getitem__":
-            return self.domain.get_item(owner, args[0])
+        if name == "__getitem__" and (base in LISTS or base is tuple):
+            ask = self.domain.get_item if type(owner) is base else self.domain.sequence_item
+            return ask(target, args[0])
         method = getattr(base, name)
         if base is set and name == "pop":
             refuse_order(target)
@@ -327,7 +334,13 @@ class Methods(CallParts):
         items = self.objects.contents(value) if type(value) is set else value
         if type(items) in (set, frozenset) and all(self.objects.made_key(v) is v for v in items):
             return items
-        return [self.objects.made_key(v) for v in self.domain.native_iter(value)]
+        return [self.objects.made_key(v) for v in self.members(value)]
+
+    def members(self, value: Any) -> Any:
+        """What C code adds to a set: of a set the items, whatever its class says (PyAnySet_Check)."""
+        if type(value) is not set and issubclass(type(value), (set, frozenset)):
+            return raw_items(self.objects.contents(value))
+        return self.domain.native_iter(value)
 
     def single_key(self, record: Any, name: str, args: list) -> Any:
         """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""
@@ -336,11 +349,6 @@ class Methods(CallParts):
             return (args[1] if len(args) > 1 else None) if found is ABSENT else found
         if name == "__contains__":
             return self.objects.dict_get(record, args[0]) is not ABSENT
-        if name == "__getitem__" and not is_kind(record.obj, collections.defaultdict):
-            found = self.objects.dict_get(record, args[0])
-            if found is ABSENT:
-                raise KeyError(args[0])
-            return found
         if name == "__setitem__":
             self.objects.dict_set(record, *args)
             return None
@@ -404,13 +412,19 @@ class Methods(CallParts):
             return False
         return any(self.is_own(kind, name) for name in CALLED_TO_READ)
 
+    def set_items(self, owner: Any, *given: Any) -> None:
+        """What OrderedDict's ``update`` does where the class has its own ``__setitem__`` (mutablemapping_update)."""
+        for entries in given:
+            for key, value in entries.items() if is_kind(entries, dict) else entries:
+                self.domain.set_item(owner, key, value)
+
     def refuse_own_methods(self, kind: type, name: str) -> None:
         """A copy of a container, made by C code, where that calls methods of the user's."""
         base = next((b for b in kind.__mro__ if b in CALLED_TO_MAKE), kind)
         if kind is base:
             return
-        asked = CALLED_TO_MAKE[base]
-        if base in DICTS and not self.is_gone_through_as_a_dict(kind):
+        asked = CALLED_TO_MAKE[base] if name not in CALLING else CALLED_TO_CHANGE
+        if base in DICTS and name not in CALLING and not self.is_gone_through_as_a_dict(kind):
             asked += CALLED_TO_READ
         if own := next((name for name in asked if self.is_own(kind, name)), None):
             raise Break("method in C", f"{base.__name__}.{name} calls {kind.__name__}.{own}", "copy it item by item")

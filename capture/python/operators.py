@@ -229,6 +229,8 @@ class Operators(Parts):
         method = {"+=": "__iadd__", "|=": "__ior__", "&=": "intersection_update", "-=": "difference_update"}.get(op)
         if method is None:
             raise Break("in-place operator on a container", f"{type(left).__name__} {op}", "write it as an assignment")
+        if type(left) is set and not issubclass(type_of(right), (set, frozenset)):
+            return super().binary(op, left, right)  # (methods take any iterable)
         if op == "+=":
             self.calls.container_method(left, list if type(left) is list else type(left), "extend", [right], {})
         elif op == "|=":

@@ -150,6 +150,9 @@ class CallParts:
     fast: Callable[..., list]  # what C code reads a sequence or an iterable as
     listed: Callable[[Any], list]  # `list(value)`
     refuse_own_methods: Callable[[type, str], None]  # where C code that copies a container calls the user's
+    members: Callable[[Any], Any]  # what C code adds to a set
+    is_own: Callable[[type, str], bool]  # whether a class has a method in Python
+    set_items: Callable[..., None]
     mapping_or_items: Callable[[Any, type], Any]  # the argument of ``update``/``extend``: a native mapping or iterator
     kind_of: Callable[[Any], type]  # ``type(value)``
     shallow: Callable[[Any, list, dict[str, Any]], Any]  # a builtin that treats items as opaque

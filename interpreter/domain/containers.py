@@ -174,8 +174,8 @@ class Containers(Core):
             except TypeError as error:
                 self.machine.swallow(error)
         raw = special(tp, "__length_hint__")
-        if raw is None:
-            return
+        if raw is None or (special(tp, "__len__") is None and lookup(tp, "__len__") is not MISSING):
+            return  # (a length in C is no matter of the user's)
         try:
             hint = self.call_special(raw, value, [])
         except TypeError as error:

@@ -7,6 +7,7 @@ What the class has of its own × what it is derived from × where its object com
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -220,3 +221,143 @@ def test_an_own_comparison_that_asks_its_base(base: Any, method: str) -> None:
             return [make(items) for make in others]
 
         assert told(capture(step, backend="eager"), make) == told(step, make)
+
+
+def in_place(op: str) -> Callable[[Any], Any]:
+    names: dict[str, Any] = {}
+    exec(f"def done(d):\n    s = {{1, 7}}\n    s {op} d\n    return s", names)
+    return names["done"]
+
+
+WITH_SETS: dict[str, Callable[[Any], Any]] = {
+    "set": lambda d: set(d),
+    "frozenset": lambda d: frozenset(d),
+    "union": lambda d: {1}.union(d),
+    "intersection": lambda d: {1, 7}.intersection(d),
+    "difference": lambda d: {1, 7}.difference(d),
+    "isdisjoint": lambda d: {7}.isdisjoint(d),
+    "issubset": lambda d: {7}.issubset(d),
+    "{*d}": lambda d: {*d},
+    "[*d]": lambda d: [*d],
+    "f(*d)": lambda d: (lambda *a: a)(*d),
+    "list": lambda d: list(d),
+    "extend": lambda d: (lambda s: (s.extend(d), s))([0]),
+    "|": lambda d: {1} | d,
+    "&": lambda d: {1, 7} & d,
+    "<": lambda d: {1} < d,
+    "==": lambda d: {1, 2} == d,
+    "|=": in_place("|="),
+    "&=": in_place("&="),
+    "-=": in_place("-="),
+    "in": lambda d: 1 in d,
+    "max": lambda d: max(d),
+    "zip": lambda d: list(zip(d, d, strict=True)),
+    "dict.fromkeys": lambda d: dict.fromkeys(d),
+}
+OWN: dict[str, Any] = {"__iter__": (7, 8), "__len__": 5, "__length_hint__": 3, "__contains__": None, "__eq__": None}
+
+
+@pytest.mark.share(60)
+@pytest.mark.parametrize("done", WITH_SETS)
+@pytest.mark.parametrize("base", [set, frozenset, list, tuple], ids=lambda base: base.__name__)
+@pytest.mark.parametrize("own", ["nothing", *OWN])
+@pytest.mark.parametrize("made", ["in the step", "before"])
+def test_what_sets_take_of_a_derived_collection(done: str, base: Any, own: str, made: str) -> None:
+    function = WITH_SETS[done]
+
+    def method(self, *args):
+        LOG.append(own)
+        answer = OWN[own]
+        return getattr(base, own)(self, *args) if answer is None else iter(answer) if own == "__iter__" else answer
+
+    kind: Any = type("Derived", (base,), {} if own == "nothing" else {own: method, "__hash__": base.__hash__})
+
+    def step(x, given):
+        return x + 1, function(kind((1, 2)) if made == "in the step" else given)
+
+    assert told(capture(step, backend="eager"), lambda: kind((1, 2))) == told(step, lambda: kind((1, 2)))
+
+
+class Asking:
+    """Methods that ask their base class, and no more."""
+
+    def __getitem__(self, key):
+        LOG.append(key)
+        return super().__getitem__(key)  # type: ignore[misc]
+
+
+class Setting:
+    def __setitem__(self, key, value):
+        super().__setitem__(key, (value, "own"))  # type: ignore[misc]
+
+
+class Missing:
+    def __missing__(self, key):
+        self[key] = len(self)  # type: ignore[index, arg-type]
+        return self[key]  # type: ignore[index]
+
+
+BUILT: dict[str, Callable[[], Any]] = {}
+for parent, given in (
+    (collections.defaultdict, (int, {"a": 1})), (dict, ({"a": 1},)), (collections.OrderedDict, ({"a": 1},)),
+    (list, ([1, 2],)), (tuple, ((1, 2),)), (collections.deque, ((1, 2),)),
+):  # fmt: skip
+    for part in (None, Asking, Setting, Missing):
+        bases = (parent,) if part is None else (part, parent)
+        name = f"{parent.__name__} {part.__name__ if part else 'alone'}"
+        BUILT[name] = functools.partial(type(name.replace(" ", ""), bases, {}), *given)
+KEYED: dict[str, Callable[[Any, Any], Any]] = {
+    "d[k]": lambda d, k: d[k],
+    "d[0]": lambda d, k: d[0],
+    "d[:1]": lambda d, k: d[:1],
+    "get": lambda d, k: d.get(k),
+    "in": lambda d, k: k in d,
+    "asked of the base": lambda d, k: type(d).__mro__[-2].__getitem__(d, k),
+    "update": lambda d, k: d.update({k: 1}),
+    "update by name": lambda d, k: d.update(z=1),
+    "setdefault": lambda d, k: d.setdefault(k, 3),
+    "pop": lambda d, k: d.pop(k, None),
+    "written": lambda d, k: d.__setitem__(k, d[k]),
+    "another factory": lambda d, k: setattr(d, "default_factory", list) or d[k],
+    "the factory": lambda d, k: d.default_factory,
+}
+
+
+@pytest.mark.share(60)
+@pytest.mark.parametrize("done", KEYED)
+@pytest.mark.parametrize("kind", BUILT)
+@pytest.mark.parametrize("made", ["in the step", "before"])
+def test_items_of_a_derived_container(done: str, kind: str, made: str) -> None:
+    ask = KEYED[done]
+
+    def step(x, given, key):
+        d = BUILT[kind]() if made == "in the step" else given
+        try:
+            return x + 1, ask(d, key), d
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            return x + 1, (type(error).__name__, str(error)), d
+
+    histories = []
+    for run in (step, capture(step, backend="eager")):
+        LOG.clear()
+        given, history = BUILT[kind](), []
+        for call in range(6):
+            if call == 3 and isinstance(given, collections.defaultdict):
+                given.default_factory = list
+            history.append((repr(run(torch.ones(1), given, f"k{call % 4}")), repr(given), list(LOG)))
+        histories.append(history)
+    assert histories[0] == histories[1]
+
+
+def test_a_set_is_joined_with_sets_alone() -> None:
+    def step(x, other):
+        s = {1}
+        s |= other
+        return x + 1, s
+
+    captured = capture(step, backend="eager")
+    for other in ([2], (2,), {2: 3}, "a"):
+        with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \|="):
+            captured(torch.ones(1), other)
+    for other in ({2}, frozenset((2,)), {2: 3}.keys()):
+        assert captured(torch.ones(1), other)[1] == {1, 2}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 
@@ -198,3 +199,32 @@ def test_a_signal_leaves_nothing_behind(monkeypatch):
         machine.enter(outer, [4], {})
     assert LOG == ["enter"]
     check_clean(machine)
+
+
+def test_the_frame_of_a_handler_that_was_left_can_be_looked_at():
+    """By who holds the traceback: the frame object has the cells from outside at once, the variables never."""
+    from moebius.interpreter import Signal
+
+    class Stop(Signal):
+        pass
+
+    class Stopping(Domain):
+        def unary(self, op, value):
+            raise Stop
+
+    kept: list[types.TracebackType | None] = []
+
+    def program_over(word):
+        def program(number):
+            try:
+                raise ValueError(word)
+            except ValueError as error:
+                kept.append(error.__traceback__)
+                return -number
+
+        return program
+
+    with pytest.raises(Stop):
+        Machine(Stopping()).enter(program_over("outside"), [4], {})
+    assert kept[0] is not None
+    assert kept[0].tb_frame.f_locals["word"] == "outside"
