@@ -102,6 +102,8 @@ class Parts(Domain):
     kept_in_an_exception: Callable[[Any], Any]
     as_count: Callable[[Any], Any]  # what C code takes for an index or a count
     as_index: Callable[[Any], Any]  # what a sequence is indexed with
+    sequence_item: Callable[[Any, Any], Any]  # what a sequence has at an index, whatever methods its class has
+    dict_item: Callable[[Any, type, Any], Any]  # the same of a dict, or what its ``__missing__`` gives
     operand: Callable[[Any], Any]  # what stands for a value in an operator of C's
     is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
     text_of: Callable[..., Any]  # ``str(value)``
