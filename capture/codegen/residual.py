@@ -30,7 +30,7 @@ from ..bytecode.hidden_frames import residual_file
 from ..guards.sources import Source, Static
 from ..heap.iterator_states import give_state, state_of
 from ..heap.objects import Objects
-from ..heap.records import CONTAINERS, DICTS, FACTORY, LISTS, SETS, raw_dict, raw_items
+from ..heap.records import CONTAINERS, DICTS, FACTORY, HEAP_TYPE, LISTS, SETS, made_by_c, raw_dict, raw_items
 from ..hook import ABSENT, copy_set
 from ..python import natives
 from ..python.callbacks import InTrace
@@ -60,7 +60,6 @@ LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 
 
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code, and C's that say so
 FIXED_TYPE = 1 << 7 | 1 << 8  # Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE: of C's alone
 
 
@@ -411,10 +410,10 @@ class Emitter:
         base = next((b for b in cls.__mro__ if b in CONTAINERS or b is tuple or b is BaseException), object)
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
-            made_by_c: Any = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
-            name = self.assign(value, f"{self.constant(made_by_c)}.__new__({self.constant(cls)}{args})")
-            if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
-                self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
+            maker = made_by_c(cls)
+            name = self.assign(value, f"{self.constant(maker)}.__new__({self.constant(cls)}{args})")
+            if maker.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
+                self.lines.append(f"{self.constant(maker)}.__init__({name}{args})")
             parts: dict[str, Any] = {"args": tuple(value.args)}
             if is_kind(value, AttributeError | NameError | ImportError) and value.name is not None:
                 parts["name"] = value.name
@@ -425,10 +424,11 @@ class Emitter:
             parts |= {n: reason for n in ("__context__", "__cause__") if (reason := getattr(value, n)) is not None}
             if value.__suppress_context__ or value.__cause__ is not None:
                 parts["__suppress_context__"] = value.__suppress_context__
+            held = {part: self.value(what) for part, what in parts.items()}
             if (trace := tracebacks.kept(value)) is not None:
-                self.lines.append(f"{name}.__traceback__ = {self.constant(trace)}")
-            for part, held in parts.items():  # (an assignment would run a __setattr__ of the class)
-                self.lines.append(f"{self.constant(BaseException.__setattr__)}({name}, {part!r}, {self.value(held)})")
+                held["__traceback__"] = self.constant(trace)
+            for part, text in held.items():  # (an assignment would run a __setattr__ of the class)
+                self.lines.append(f"{self.constant(BaseException.__setattr__)}({name}, {part!r}, {text})")
         else:
             if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")

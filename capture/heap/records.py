@@ -121,6 +121,11 @@ def contents_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
+def made_by_c(cls: type) -> Any:
+    """The class in C that makes objects of a class of the user's."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)
+
+
 def raw_items(value: Any) -> Any:
     """The items of a container, as those that iterating gives, without running any of the user's code."""
     base: Any = next((base for base in type(value).__mro__ if base in WITH_ITEMS), None)

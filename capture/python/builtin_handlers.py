@@ -16,7 +16,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 
-from ..heap.records import CONTAINERS, HEAP_TYPE
+from ..heap.records import CONTAINERS, made_by_c
 from ..hook import ABSENT
 from ..tensors.array_inputs import is_array
 from ..tensors.arrays import Array, ArrayNumber
@@ -494,8 +494,7 @@ class BuiltinHandlers(CallParts):
         if base is not None:
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):
-            made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
-            made_by_c.__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
+            made_by_c(type(owner)).__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:

@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import CONTAINERS, DICTS, FACTORY
+from ..heap.records import CONTAINERS, DICTS, FACTORY, made_by_c
 from ..hook import ABSENT
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
@@ -196,7 +196,7 @@ class Construction(CallParts):
                 return self.objects.made(np.dtype(args[0]))  # which nobody changes
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
-            return self.objects.made(cls.__new__(cls, *map(self.domain.kept_in_an_exception, args)))
+            return self.objects.made(made_by_c(cls).__new__(cls, *map(self.domain.kept_in_an_exception, args)))
         if cls is random.Random and maker is SEEDED:
             return self.objects.made(SEEDED(cls, 0))  # seeded by its __init__
         if base is None or not owned_by(cls) or (base is object and not made_by_object(cls)):

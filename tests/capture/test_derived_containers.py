@@ -361,3 +361,28 @@ def test_a_set_is_joined_with_sets_alone() -> None:
             captured(torch.ones(1), other)
     for other in ({2}, frozenset((2,)), {2: 3}.keys()):
         assert captured(torch.ones(1), other)[1] == {1, 2}
+
+
+@pytest.mark.parametrize("base", [ValueError, KeyError, StopIteration, AttributeError, OSError])
+@pytest.mark.parametrize("own", ["__new__", "__init__", "__setattr__", "__str__"])
+def test_an_exception_with_a_method_of_its_own(base: Any, own: str) -> None:
+    def method(*args):
+        LOG.append((own, len(args)))
+        return getattr(base, own)(*args)
+
+    kind: Any = type("Own", (base,), {own: method})
+
+    def step(x):
+        made = kind("told")
+        try:
+            raise made
+        except base as error:
+            error.note = len(LOG)
+            return x + 1, made.args, str(error), error
+
+    found = []
+    for run in (step, capture(step, backend="eager")):
+        LOG.clear()
+        calls = [run(torch.ones(1)) for _ in range(3)]
+        found.append(([(args, text, error.args, error.note) for _, args, text, error in calls], list(LOG)))
+    assert found[0] == found[1]
