@@ -285,7 +285,8 @@ def test_two_models_that_nothing_leads_back_to_are_captured_once_each():
     assert stats(step).misses == 2
 
 
-def test_many_models_in_one_search_are_no_reason_to_give_up():
+def test_many_models_in_one_search_are_no_reason_to_give_up(monkeypatch):
+    monkeypatch.setattr(short_lived, "MANY", 5)
     step = capture(lambda model, x: model(x).sum(), backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -122,6 +122,7 @@ def test_groups_that_come_and_go(name: str) -> None:
     assert stats(captured).hits >= 2
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_group_goes_when_it_is_destroyed(name: str) -> None:
     """What was captured does not keep it: its threads would still run when the interpreter has gone."""

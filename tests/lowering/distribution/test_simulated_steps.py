@@ -156,6 +156,7 @@ def test_sixty_four_ranks_equal_one_process():
     assert time.process_time() - start < 60
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("way", ["plain", "two backward passes", "recomputed", "by tokens"])
 def test_ways_to_train(way, chunks):
@@ -210,6 +211,7 @@ def captured_by(ranks, rank, E, monkeypatch, data="dp", chunks=1):
         return str(graphs[-1].graph).replace(f"{data} of ", "dp of "), len(model.blocks[0].experts.gate_up.local)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_graphs_are_the_same_text_on_all_ranks_and_as_long_for_a_thousand(monkeypatch, chunks):
     few, here = captured_by(8, 0, 9, monkeypatch, "dp", chunks)

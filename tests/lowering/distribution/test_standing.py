@@ -22,6 +22,7 @@ from moebius.lowering.distribution.standing import never_meet
 
 BOUND = 150  # seconds until all have ended; the group's timeout is longer
 SOON = 10  # seconds until a rank that waits has an error
+FIRST = 20  # seconds for the first captures of four ranks on one core, which count where no call was before
 T, D = 5, 8
 
 
@@ -98,7 +99,7 @@ def on_own_processes(tmp_path, shape, what, calls):
     return [(*json.loads(out), err) for out, err in told]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("calls", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("what", COLLECTIVES)
@@ -108,7 +109,8 @@ def test_a_rank_in_a_collective_of_its_own_is_named_on_all(tmp_path, what, shape
     last = len(others)
     for found, took, _, _ in others:
         assert found and "RanksDisagreeError" in found or "MeshError" in found
-        assert took < SOON and f"rank {last} is in a collective at test_standing.py:" in found
+        assert took < SOON + (0 if calls else FIRST)
+        assert f"rank {last} is in a collective at test_standing.py:" in found
     assert error is None or "RuntimeError" in error  # the others are gone
     assert f"moebius: rank {last} waits for ranks that will not come: rank 0 is at" in written
 
