@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import builtins
 import cmath
-import collections
 import copy
 import fnmatch
 import html
