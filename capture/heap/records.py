@@ -126,9 +126,14 @@ def made_by_c(cls: type) -> Any:
     return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)
 
 
+def with_items(cls: type) -> Any:
+    """The container in C that a class is or is derived from, else None."""
+    return next((base for base in cls.__mro__ if base in WITH_ITEMS), None)
+
+
 def raw_items(value: Any) -> Any:
     """The items of a container, as those that iterating gives, without running any of the user's code."""
-    base: Any = next((base for base in type(value).__mro__ if base in WITH_ITEMS), None)
+    base = with_items(type(value))
     return value if base in (None, type(value)) else list(base.__iter__(value))
 
 

@@ -19,7 +19,7 @@ from moebius.interpreter.domain.core import type_name
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
-from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, WITH_ITEMS
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, with_items
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
 from ..regions.loop_regions import ROWS
@@ -152,8 +152,8 @@ class Containers(Parts):
             if (found := self.found_in_table(sequence, key)) is not ABSENT:
                 return found
         key = self.as_index(key)
-        base: Any = next((base for base in type(sequence).__mro__ if base in WITH_ITEMS), type(sequence))
-        found = base.__getitem__(sequence, key)  # (a class derived from it may have its own, which asks for this one)
+        own = self.calls.is_own(type(sequence), "__getitem__")  # which asks for its base's
+        found = with_items(type(sequence)).__getitem__(sequence, key) if own else sequence[key]
         return self.objects.made(found) if is_kind(key, slice) else found
 
     def found_in_table(self, table: Any, key: Any) -> Any:
