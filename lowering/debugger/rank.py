@@ -121,6 +121,7 @@ class Debugger(pdb.Pdb):
         """From here on breakpoints are looked for."""
         self.begins = True
         self.set_trace(frame)
+        self.begins = True  # (a signal in between has had its own first stop)
 
     def is_skipped_module(self, module_name: str | None) -> bool:
         return is_passed_over(module_name)

@@ -83,6 +83,10 @@ def line_of(text: str) -> int:
 SUM, ADD, REDUCE, NOBODY = map(line_of, ("return y.sum()", "total + 1", "dist.all_reduce", "nobody comes here"))
 
 
+def hears_the_keyboard() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # (a shell's job in the background ignores it, and all below)
+
+
 class Session:
     """A process, what is typed into it, and what it says. keyboard: a terminal of its own, else pipes."""
 
@@ -94,7 +98,7 @@ class Session:
             self.master, given = pty.openpty()
         self.process = subprocess.Popen(
             command, cwd=folder, env={**os.environ, **own, **more}, stdin=given if keyboard else subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=hears_the_keyboard,
         )  # fmt: skip
         self.keyboard, self.said, self.read = keyboard, "", 0
         self.listener = threading.Thread(target=self.listen, daemon=True)
