@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .errors import GuardError as GuardError
     from .errors import LoadError as LoadError
     from .errors import MoebiusError as MoebiusError
+    from .errors import MoebiusWarning as MoebiusWarning
     from .errors import NotCapturableError as NotCapturableError
     from .errors import OptionError as OptionError
     from .export.load import load as load
@@ -40,6 +41,7 @@ EXPORTS = {
     "load": "moebius.export.load",
     "weigh_by_tokens": "moebius.lowering.distribution",
     "MoebiusError": "moebius.errors",
+    "MoebiusWarning": "moebius.errors",
     "ExportError": "moebius.errors",
     "GuardError": "moebius.errors",
     "LoadError": "moebius.errors",

@@ -98,6 +98,8 @@ def capture_with(options: Options, target: Any) -> Any:
         return types.MethodType(capture_function(target.__func__, options), target.__self__)
     if isinstance(target, types.FunctionType):
         return capture_function(target, options)
+    if isinstance(target, (classmethod, staticmethod)):  # (the decorators stand in the other order)
+        return type(target)(capture_with(options, target.__func__))
     if type(target) is functools.partial:
         return functools.partial(capture_with(options, target.func), *target.args, **target.keywords)
     if isinstance(target, type):

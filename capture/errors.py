@@ -12,6 +12,11 @@ class MoebiusError(Exception):
     """Base of every error that moebius itself raises."""
 
 
+class MoebiusWarning(UserWarning):
+    """Category of every warning that moebius itself gives, for ``warnings.filterwarnings``. Where a filter makes it an
+    error, the call that it is about raises it: where the call begins, or where it goes on after a graph break."""
+
+
 class OptionError(MoebiusError, ValueError):
     """An option of ``capture`` or ``explain`` that does not exist, or a value it cannot take."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .errors import MoebiusWarning
 from .torch_facts.torch_names import missing
 from .versions import __version__, is_tested, works_on
 
@@ -110,6 +111,7 @@ def works(capture: Capture) -> bool:
                     warnings.warn(
                         f"moebius captures nothing: its self-test fails on torch {torch.__version__} ({failure}). "
                         f"All functions run natively. {works_on()}",
+                        MoebiusWarning,
                         stacklevel=2,
                     )
                 WORKS = failure is None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import sysconfig
 import types
-import warnings
 from importlib.util import find_spec
 
 STDLIB = sysconfig.get_path("stdlib")
@@ -50,15 +48,3 @@ SHOWS = "moebius_shows"
 def shown_code(function: types.FunctionType) -> types.CodeType:
     """The code that reports name for a captured function: of a call of ours, what it calls."""
     return function.__dict__.get(SHOWS, function.__code__)
-
-
-def warn(text: str) -> None:
-    """A UserWarning at the user's line: that of the innermost frame outside of libraries and capture."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_back is not None and is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    assert frame is not None
-    names = frame.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    where = frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<unknown>")
-    warnings.warn_explicit(text, UserWarning, *where, registry)

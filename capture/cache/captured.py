@@ -25,10 +25,9 @@ from moebius.lowering import WholeStepRefusedError
 from ..bytecode.hidden_frames import apart, hidden
 from ..bytecode.progress import progress
 from ..bytecode.reported import uncounted
-from ..bytecode.user_code import warn
 from ..codegen.continuation_code import Beginning
 from ..codegen.native_frames import as_python, left_alone, left_first
-from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
+from ..errors import CaptureInternalError, GraphBreakError, MoebiusError, MoebiusWarning
 from ..export.write import export
 from ..guards import hints
 from ..guards.program import CompiledGuards
@@ -64,7 +63,7 @@ from .deterministic import deterministic
 from .environment_changes import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call, surround
 from .generalize_guards import open_numbers, open_place
-from .logs import log_capture, log_recompile
+from .logs import log_capture, log_recompile, warn
 from .misses import RARE, leave_backward_outside, missed
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
@@ -177,7 +176,7 @@ class Captured:
         except CaptureInternalError as error:
             self.report_failure(error)
             worth_it = False
-        except MoebiusError:
+        except (MoebiusError, MoebiusWarning):
             self.deferred_state.take_away()
             raise
         except SignalArrived:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..bytecode.user_code import warn
 from ..guards.recorder import Fact
 from ..tensors import tensor_class
+from .logs import warn
 
 MAX_CHANGES = 3  # of one callable's captures that another thread has spoiled; then it runs natively
 # Not called by capture or torch. (IPython takes exit and quit away while a cell runs, and what it has added after it;

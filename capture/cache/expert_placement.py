@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ..bytecode.hidden_frames import hidden
-from ..bytecode.user_code import warn
 from ..errors import MeshError
 from ..options import Options
 from ..torch_facts import torch_private
 from ..trace.segment import Segment
 from ..trace.trace import Trace
+from .logs import warn
 
 CONTAINERS = (list, tuple, dict)
 met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of what ranks train

@@ -13,6 +13,8 @@ import sys
 import types
 import warnings
 
+from ..bytecode.user_code import is_library
+from ..errors import MoebiusWarning
 from ..guards.sources import as_written
 from ..trace.segment import Segment
 from .recompiles import shown
@@ -28,7 +30,8 @@ def switch_on(wanted: str) -> None:
     names = [*NAMES] if names == ["all"] else names
     if unknown := [name for name in names if name not in LOGGERS]:
         known = ", ".join(NAMES)
-        warnings.warn(f"MOEBIUS_LOGS: there is no {', '.join(unknown)}; there are {known}, and all", stacklevel=2)
+        text = f"MOEBIUS_LOGS: there is no {', '.join(unknown)}; there are {known}, and all"
+        warnings.warn(text, MoebiusWarning, stacklevel=2)
     for name in names:
         if name in LOGGERS:
             handler = logging.StreamHandler(sys.stderr)
@@ -36,6 +39,18 @@ def switch_on(wanted: str) -> None:
             LOGGERS[name].addHandler(handler)
             LOGGERS[name].setLevel(logging.INFO)
             LOGGERS[name].propagate = False
+
+
+def warn(text: str) -> None:
+    """A warning of ours at the user's line: that of the innermost frame outside of libraries and capture."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    assert frame is not None
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    where = frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<unknown>")
+    warnings.warn_explicit(text, MoebiusWarning, *where, registry)
 
 
 def log_capture(captured: types.FunctionType, segment: Segment) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..bytecode.user_code import warn
 from ..guards.program import changed_key, describe_object
 from ..guards.recorder import Fact, can_die
 from ..guards.sources import INDEX, Part, Source, as_written, family, from_arguments, is_item
@@ -22,6 +21,7 @@ from ..heap.varying import RINGS
 from ..hook import ABSENT
 from ..values.formulas import Guard, Unchanged
 from .generalize_guards import met, record_name
+from .logs import warn
 
 if TYPE_CHECKING:
     from ..trace.assumptions import Assumptions

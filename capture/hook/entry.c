@@ -801,7 +801,27 @@ entry_set_annotations(Entry *entry, PyObject *value, void *Py_UNUSED(closure))
 }
 #endif
 
+/* What a function has and others read or replace (its code, defaults, ...) is the function's own. */
+static PyObject *
+entry_of_function(Entry *entry, void *name)
+{
+    return PyObject_GetAttrString(entry->function, name);
+}
+
+static int
+entry_set_of_function(Entry *entry, PyObject *value, void *name)
+{
+    return PyObject_SetAttrString(entry->function, name, value);
+}
+
+#define OF_FUNCTION(name) {name, (getter)entry_of_function, (setter)entry_set_of_function, NULL, name}
+
 static PyGetSetDef entry_getset[] = {
+    OF_FUNCTION("__code__"),
+    OF_FUNCTION("__defaults__"),
+    OF_FUNCTION("__kwdefaults__"),
+    OF_FUNCTION("__globals__"),
+    OF_FUNCTION("__closure__"),
     {"targets", (getter)entry_targets, NULL, "[(program, target, hits)], most recently hit first.", NULL},
     {"hits", (getter)entry_count, NULL, "Calls that a target answered.", NULL},
     {"misses", (getter)entry_count, NULL, "Calls that went to `cold`.", "misses"},

@@ -12,6 +12,7 @@ import warnings
 
 import torch
 
+from ..errors import MoebiusWarning
 from ..versions import __version__
 
 
@@ -41,6 +42,7 @@ def lowering_failed(function: types.FunctionType, error: Exception) -> str:
     warnings.warn(
         f"moebius could not lower the graph of {function.__qualname__} and runs it as it was captured: {fault}; please "
         "report this" + (f", with {written}" if written else ""),
+        MoebiusWarning,
         stacklevel=2,
     )
     return fault

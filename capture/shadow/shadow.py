@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ..bytecode.hidden_frames import hidden
+from ..errors import MoebiusWarning
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
 from ..trace.recorder import Recordings
@@ -62,6 +63,7 @@ class Shadow:
             warnings.warn(
                 f"moebius: a call of {owner.function.__qualname__} cannot be verified, its arguments cannot be copied: "
                 f"{type(error).__name__}: {error}",
+                MoebiusWarning,
                 stacklevel=2,
             )
             return run(*args, **kwargs)
@@ -94,6 +96,7 @@ class Shadow:
             warnings.warn(
                 f"moebius: call {self.count} of {owner.function.__qualname__} differs from plain Python: {found}; "
                 f"first node that differs: {node}",
+                MoebiusWarning,
                 stacklevel=2,
             )
         if got_error is not None:

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from moebius import capture, stats
+from moebius import MoebiusWarning, capture, stats
 from moebius.errors import OptionError
 from moebius.tensors.graphs import GraphWriter
 
@@ -77,7 +77,7 @@ def test_a_fault_in_the_graph_is_named_by_its_node_and_line(monkeypatch):
 
     monkeypatch.setattr(GraphWriter, "node", spoiled)
     captured = capture(function, verify=1)
-    with pytest.warns(UserWarning, match="differs from plain Python"):
+    with pytest.warns(MoebiusWarning, match="differs from plain Python"):
         captured(torch.ones(3), torch.ones(3))
     (difference,) = stats(captured).differences
     assert difference.what.startswith("result: numbers differ by 3")
@@ -87,7 +87,7 @@ def test_a_fault_in_the_graph_is_named_by_its_node_and_line(monkeypatch):
 
 def test_a_fault_of_the_backend_is_told_from_one_of_the_graph():
     captured = capture(function, backend=wrong_result, verify=1)
-    with pytest.warns(UserWarning, match="differs from plain Python"):
+    with pytest.warns(MoebiusWarning, match="differs from plain Python"):
         captured(torch.ones(3), torch.ones(3))
     (difference,) = stats(captured).differences
     assert difference.node.startswith("none of the 4 operators")
@@ -117,7 +117,7 @@ def test_mutations_are_compared():
     x, log = torch.zeros(3), []
     assert right(x, log) == [3] and x.tolist() == [1, 1, 1] and stats(right).differences == []
     wrong = capture(step, backend=lazy, verify=1)
-    with pytest.warns(UserWarning, match=r"args\[0\]: numbers differ"):
+    with pytest.warns(MoebiusWarning, match=r"args\[0\]: numbers differ"):
         wrong(torch.zeros(3), [])
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_copied_is_said_and_runs():
         return x * 2
 
     captured = capture(step, verify=1)
-    with pytest.warns(UserWarning, match="cannot be verified"):
+    with pytest.warns(MoebiusWarning, match="cannot be verified"):
         assert captured(torch.ones(1), (n for n in [1])).item() == 2
     assert stats(captured).verified == 0
 

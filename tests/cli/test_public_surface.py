@@ -54,7 +54,7 @@ def test_functions_have_the_documented_signature_and_say_what_they_do(name):
 
 
 def test_public_names_are_public_and_there():
-    assert set(SIGNATURES) | set(ERRORS) | {"MoebiusError", "__version__"} == set(moebius.__all__)
+    assert set(SIGNATURES) | set(ERRORS) | {"MoebiusError", "MoebiusWarning", "__version__"} == set(moebius.__all__)
     for name in moebius.__all__:
         assert hasattr(moebius, name) and (name == "__version__" or not name.startswith("_"))
         assert name in dir(moebius)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebius import capture
+from moebius import MoebiusWarning, capture
 from moebius.cache import logs
 from moebius.report.pytest_plugin import checked
 
@@ -66,7 +66,7 @@ def test_the_variable_shows_them(tmp_path: Path, wanted: str, shown: set[str]) -
 
 
 def test_a_name_that_is_none_is_told() -> None:
-    with pytest.warns(UserWarning, match="there is no recompile; there are breaks"):
+    with pytest.warns(MoebiusWarning, match="there is no recompile; there are breaks"):
         logs.switch_on("recompile")
 
 

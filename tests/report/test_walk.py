@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from moebius import capture
+from moebius import MoebiusWarning, capture
 from moebius.report.walk import Walk
 from moebius.tensors.graphs import GraphWriter
 from moebius.trace.recorder import Recordings
@@ -165,7 +165,7 @@ def test_a_difference_opens_the_walk_at_its_operator(
     capture(generators, backend="eager", verify=1)(x)
     with monkeypatch.context() as patch:
         patch.setattr(GraphWriter, "node", spoiled)
-        with pytest.warns(UserWarning, match="differs from plain Python"):
+        with pytest.warns(MoebiusWarning, match="differs from plain Python"):
             capture(straight, backend="eager", verify=1)(x)
     capture(branches_and_loops, backend="eager", verify=1)(x)
     text = told(recordings, "w; captures; capture 1; capture 2; rs; s")
