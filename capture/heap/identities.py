@@ -159,7 +159,7 @@ class Identities(Store):
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
         return self.made_key(key)
 
-    def made_key(self, key: Any) -> Any:
+    def made_key(self, key: Any, is_hashed: bool = False) -> Any:
         """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
         tensor each is need not be said: a guard tells the inputs apart."""
         if type(key) is str:
@@ -191,7 +191,8 @@ class Identities(Store):
                 "a dict, a set or hash() needs the value of a number that is another one in each call",
                 "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
-        refuse_own_hash(key)
+        if not is_hashed:
+            refuse_own_hash(key)
         return key
 
 

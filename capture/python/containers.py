@@ -36,6 +36,7 @@ from ..values.views import View
 from . import natives
 from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
+from .own_hashes import new_key
 from .parts import Parts
 from .specials import is_replaced
 from .texts import Text, texts
@@ -196,12 +197,10 @@ class Containers(Parts):
         return key
 
     def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
-        record = self.objects.record_of(obj)
-        found = (
-            self.objects.dict_get(record, key)
-            if record is not None
-            else dict.get(obj, self.objects.made_key(key), ABSENT)
-        )
+        if (record := self.objects.record_of(obj)) is not None:
+            found = self.objects.dict_get(record, key)
+        else:
+            found = dict.get(obj, new_key(self, key, obj), ABSENT)
         if found is not ABSENT:
             return found
         missing = self.attributes.on_type(kind, "__missing__")
@@ -257,7 +256,7 @@ class Containers(Parts):
                 return
         target = self.objects.contents(obj)
         if base in DICTS:
-            base.__setitem__(target, self.objects.made_key(key), value)
+            base.__setitem__(target, new_key(self, key, obj), value)
         else:
             if is_kind(key, slice):
                 value = self.calls.fast(value)
@@ -434,10 +433,10 @@ class Containers(Parts):
         return self.objects.made(tuple(items))
 
     def build_set(self, items: list[Any]) -> Any:
-        return self.objects.made({self.objects.made_key(x) for x in items})
+        return self.objects.made({new_key(self, x) for x in items})
 
     def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
-        return self.objects.made({self.objects.made_key(k): v for k, v in pairs})
+        return self.objects.made({new_key(self, k): v for k, v in pairs})
 
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)

@@ -43,6 +43,7 @@ from .container_methods import (
 )  # fmt: skip
 from .enums import plain_member
 from .formats import Fields
+from .own_hashes import new_key
 from .parts import CallParts, is_alien
 from .substitutes import cut_at
 from .texts import Text, texts
@@ -289,7 +290,7 @@ class Methods(CallParts):
             args = [self.domain.operand(a) for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
-                args = [self.objects.made_key(args[0]), *args[1:]]
+                args = [new_key(self.domain, args[0], owner), *args[1:]]
         elif not table[name]:
             return self.compared_method(target, name, args, kwargs)
         if name in ITERABLE_ARGUMENT and args and base not in (set, frozenset):

@@ -45,6 +45,7 @@ from ..values.views import View
 from . import natives
 from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
+from .own_hashes import new_key
 from .parts import Parts, is_alien
 from .specials import is_replaced
 from .texts import Text, texts
@@ -453,9 +454,9 @@ class Operators(Parts):
         if base in DICTS:
             if record is not None:
                 return self.objects.dict_get(record, item) is not ABSENT
-            return dict.__contains__(container, self.objects.made_key(item))
+            return dict.__contains__(container, new_key(self, item, container))
         if base in SETS or base is frozenset or is_kind(container, type({}.keys())):
-            return self.objects.made_key(item) in self.objects.contents(container)
+            return new_key(self, item, container) in self.objects.contents(container)
         if kind in (str, bytes, range):
             return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
         if base is not None or kind is torch.Size or is_kind(container, natives.VIEWS):
