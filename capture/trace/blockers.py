@@ -13,6 +13,7 @@ from typing import Protocol
 from moebius.interpreter import decode
 from moebius.lowering import DIFFERENT, ExpertRegion
 
+TEXT = "text in a loop or branch"
 Loop = tuple[types.CodeType, int]  # the code, and the index of its FOR_ITER
 
 
@@ -36,7 +37,10 @@ def lines_of(loop: Loop) -> range:
 
 
 def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
-    """Of the loops that are unrolled for a graph break: those that it stands in."""
+    """Of the loops that are unrolled for a graph break: those that it stands in. A text is what a container has its
+    modules by: a loop that is unrolled for that alone is one of experts all the same."""
+    if stopped.reason == TEXT:
+        return {}
     places = {(file, line) for file, line, _ in stopped.stack} | {(stopped.file, stopped.line)}
     return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
 
