@@ -13,7 +13,7 @@ from typing import Protocol
 from moebius.interpreter import decode
 from moebius.lowering import DIFFERENT, ExpertRegion
 
-TEXT = "text in a loop or branch"
+TEXT = "text in a loop or branch"  # a list has its modules by one: what is unrolled for that is a loop of experts
 Loop = tuple[types.CodeType, int]  # the code, and the index of its FOR_ITER
 
 
@@ -37,10 +37,7 @@ def lines_of(loop: Loop) -> range:
 
 
 def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
-    """Of the loops that are unrolled for a graph break: those that it stands in. A text is what a container has its
-    modules by: a loop that is unrolled for that alone is one of experts all the same."""
-    if stopped.reason == TEXT:
-        return {}
+    """Of the loops that are unrolled for a graph break: those that it stands in."""
     places = {(file, line) for file, line, _ in stopped.stack} | {(stopped.file, stopped.line)}
     return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
 
@@ -59,7 +56,7 @@ def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop]) -> No
             regions[:] = [region for region in regions if not any(region is one for one in unsaid)]
             continue
         stopped = known[loop]
-        for region in unsaid:
+        for region in unsaid if stopped.reason != TEXT else ():
             region.line = lines_of(loop).start
             where, region.blocker = f"{stopped.file}:{stopped.line}", stopped.stack[-1] if stopped.stack else None
             region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"

@@ -210,7 +210,7 @@ class Chain(DenseSum):
             raise Differ("the tensor that is added to came from outside", self.place)
         own = {total, *self.nodes}
         for name in storage.family(total):
-            later = [user for user in name.users if user not in own and not user < self.place]
+            later = [user for user in name.users if user not in own and self.place < user and not self.last < name]
             if any(user < self.last for user in later) or (later and name not in own):
                 raise Differ("the sum is read between the iterations, or under another name", later[0])
 

@@ -45,7 +45,7 @@ from moebius.lowering.experts.hoisted_conditionals import (
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
-from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, missed_experts
+from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, find_overlooked, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
@@ -186,14 +186,6 @@ def replace_meeting(work: Work) -> None:
             work.regions = [r for r in work.regions if r.lowered or (r.file, r.line) not in lines]
             work.regions.append(found)
             drop_dead_code(work)
-
-
-def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
-    """missed_experts(), or nothing where it fails: the report says that."""
-    try:
-        return missed_experts(graph)
-    except Exception:
-        return []
 
 
 def report_overlooked(work: Work, reported: set[fx.Node]) -> None:

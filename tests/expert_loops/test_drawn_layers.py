@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 import torch
-from beside_eager import compare
+from beside_eager import compare, regions_of
 from spellings import E, K
 
 # which experts a token goes to: w, index [T, K]
@@ -127,3 +127,31 @@ def test_what_counts_is_no_layer(count):
     text = text.replace("        out.index_add_", f"        {count}\n        out.index_add_")
     text = text.replace("return out", "return out * (1 + loss + counts.sum())")
     assert compare(layer_of(text), text=text) == (1, True)
+
+
+ENDS = ["out.view(2, -1)", "out.view_as(x).mul_(2)", "(out.t() * out.add_(1).t()).t()"]
+
+
+@pytest.mark.parametrize("first", ["0", "torch.zeros_like(x)", "x * 1.0"])
+@pytest.mark.parametrize("end", ENDS)
+def test_who_views_the_finished_sum_sees_all_of_it(first, end):
+    text = f"""\
+def layer(x, moe):
+    w, index = moe.gate(x).softmax(-1).topk(K, -1)
+    {GATES}
+    out = {first}
+    for e, expert in enumerate(moe.experts):
+        out += gates[:, e : e + 1] * expert(x)
+    return {end}
+"""
+    assert compare(layer_of(text), text=text) == (1, True)
+
+
+def test_a_list_of_modules_is_not_what_blocks():
+    """It is unrolled, as every such list; what is not understood is said of the iterations."""
+    text = source("topk", "range", "where").replace("    out =", "    loss = x.new_zeros(())\n    out =")
+    skip = "        if not len(t):\n            continue\n"
+    text = text.replace("        out.index_add_", f"{skip}        out.index_add_")
+    text = text.replace("    return out", "        loss = loss + g.sum()\n    return out * (1 + loss)")
+    _, regions = regions_of(layer_of(text), text=text)
+    assert regions and not any("text" in (region.refusal or "") for region in regions)
