@@ -342,6 +342,10 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if args and may_be_array(args[0]) and function in (torch.from_numpy, torch.tensor, torch.as_tensor):
             if (made := self.array_inputs.made_from(function, None, args, kwargs)) is not None:
                 return made
+        as_it_is = function is torch.as_tensor and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}
+        if as_it_is and is_kind(args[0], TensorProxy):
+            told = {name: value for name, value in kwargs.items() if value is not None}
+            return self.tensors.method(args[0], "to", (), told) if told else args[0]
         if function in (torch.tensor, torch.as_tensor) and any(
             is_kind(a, TensorProxy) or holds_proxy(a) for a in args
         ):

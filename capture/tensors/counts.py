@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering.experts.routing import chosen_from, index_bounds
+from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
 from ..torch_facts import torch_fakes, torch_private
@@ -43,22 +43,8 @@ def bins(index: Any, weights: Any = None, minlength: Any = 0) -> int | None:
 
 
 def bounds_of(node: Any) -> tuple[int, int] | None:
-    """[low, high) of a routing index, or of ``top[:, :k]``, that nothing was written into."""
-    return index_bounds(chosen_from(node)) if never_written(node) else None
-
-
-def never_written(node: Any) -> bool:
-    """Whether nothing was written in place into the tensor or into what it was copied of, since topk."""
-    root = chosen_from(node)
-    while True:
-        value = node.meta["val"]
-        if torch_private.version_of(value):
-            return False
-        if node is root:
-            return True
-        call = read_call(node)
-        assert call is not None
-        node = call["input"]
+    """[low, high) of a routing index that nothing was written into, as far as writes are counted."""
+    return None if node.meta["val"].is_inference() else index_bounds(node)
 
 
 def never_negative(node: Any, uncounted: set[int]) -> bool:

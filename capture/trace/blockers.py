@@ -13,6 +13,7 @@ from typing import Protocol
 from moebius.interpreter import decode
 from moebius.lowering import DIFFERENT, ExpertRegion
 
+TEXT = "text in a loop or branch"  # a list has its modules by one: what is unrolled for that is a loop of experts
 Loop = tuple[types.CodeType, int]  # the code, and the index of its FOR_ITER
 
 
@@ -55,7 +56,7 @@ def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop]) -> No
             regions[:] = [region for region in regions if not any(region is one for one in unsaid)]
             continue
         stopped = known[loop]
-        for region in unsaid:
+        for region in unsaid if stopped.reason != TEXT else ():
             region.line = lines_of(loop).start
             where, region.blocker = f"{stopped.file}:{stopped.line}", stopped.stack[-1] if stopped.stack else None
             region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"

@@ -34,7 +34,7 @@ from moebius.lowering.experts.masked import (
     scaled_rows,
 )
 from moebius.lowering.experts.matrices import as_matrices
-from moebius.lowering.experts.routing import chosen_from, distinct, index_bounds, index_root
+from moebius.lowering.experts.routing import distinct, index_bounds, index_root
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, Unrolled, loop_of
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
@@ -210,7 +210,7 @@ class Chain(DenseSum):
             raise Differ("the tensor that is added to came from outside", self.place)
         own = {total, *self.nodes}
         for name in storage.family(total):
-            later = [user for user in name.users if user not in own and not user < self.place]
+            later = [user for user in name.users if user not in own and self.place < user and not self.last < name]
             if any(user < self.last for user in later) or (later and name not in own):
                 raise Differ("the sum is read between the iterations, or under another name", later[0])
 
@@ -227,7 +227,7 @@ class Stacked(DenseSum):
         writer = parts.writer(storage, total)
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the sum is made of", writer)
-        bounds = (0, 0) if parts.index is None else index_bounds(chosen_from(parts.index))
+        bounds = (0, 0) if parts.index is None else index_bounds(parts.index)
         if bounds is None or bounds[0] < 0 or bounds[1] > len(parts.rows):
             raise Differ("which expert a slot goes to is not certain to be one of the stack's", total)
         with total.graph.inserting_before(total):
@@ -374,7 +374,7 @@ class Sparse:
             return gate
         compared = compared_gate(one.condition, one.rows)
         captured = {inner: outer for outer, inner in self.builder.captures.items()}
-        if compared is None or not named_once(captured[gate.index]):
+        if compared is None or not distinct(captured[gate.index]):
             return None
         weight = captured[gate.weight]
         chosen = self.builder.before(compared[0], weight, compared[1])
@@ -433,7 +433,7 @@ class Sparse:
         index = Zeros(self.storage, self.builder.first).index_of(gates)
         if index is None:
             return self.by_mask(gates)
-        if not named_once(index):
+        if not distinct(index):
             return None
         made = scatter_into(0.0, gates, self.builder.first, self.storage)
         weight = made["src"] if made is not None else None
@@ -442,7 +442,9 @@ class Sparse:
             raise Differ("what the gates are made of is changed in place before the iterations", column)
         self.check_unwritten(gates, index_root(index))
         experts, bounds = shape_of(gates), index_bounds(index)
-        if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
+        if experts is None or experts[1] != self.builder.count or bounds is None:
+            return None
+        if bounds[0] < 0 or bounds[1] > self.builder.count:
             return None
         if not isinstance(weight, fx.Node) or not whole or self.storage.writer_between(weight, self.builder.first):
             weight = self.builder.before(torch.gather, gates, 1, index)
@@ -515,12 +517,6 @@ class Sparse:
         inner = self.builder.capture(made)
         self.outer[inner] = made
         return inner
-
-
-def named_once(index: fx.Node) -> bool:
-    """Whether no token names an expert twice."""
-    shape = shape_of(index)
-    return distinct(index) or (shape is not None and len(shape) == 2 and same_size(shape[1], 1))
 
 
 def alike(keys: tuple, pattern: tuple) -> bool:

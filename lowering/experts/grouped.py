@@ -20,8 +20,9 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts.counting import Counted, Counting
-from moebius.lowering.experts.positions import INDICES, computed_since_the_choice, is_sorted, root_of
+from moebius.lowering.experts.positions import computed_since_the_choice, is_sorted, root_of
 from moebius.lowering.experts.provisional import Provisional
+from moebius.lowering.experts.routing import INDICES
 from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
 

@@ -40,9 +40,10 @@ from moebius.lowering.experts.unrolled_loops import (
     is_branch,
     place_in_branch,
 )
-from moebius.lowering.experts.views import sized_one
+from moebius.lowering.experts.views import TURNED, sized_one
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import (
+    ELEMENTWISE,
     NEVER_FAILING,
     Call,
     draws,
@@ -60,6 +61,7 @@ from moebius.lowering.values import (
     computed_of,
     copy_node,
     dtype_of,
+    is_floating,
     put_before,
     same_shape,
     shape_of,
@@ -68,9 +70,11 @@ from moebius.lowering.values import (
     where_of,
 )
 
-CALM = frozenset(
-    {"getitem", "cast", "contiguous", "clone", "size", "numel", "item", "tolist", "not", "logical_not", "eq", "ne",
-     "gt", "ge", "lt", "le", "sum", "any", "where", "nonzero", "argwhere", "split", "unbind", "squeeze", "reshape"}
+DIVIDES = frozenset({"div", "floor_divide", "remainder"})
+POINTWISE = ELEMENTWISE | {"not", "logical_not", "eq", "ne", "gt", "ge", "lt", "le", "where", "masked_fill", *DIVIDES}
+CALM = POINTWISE | TURNED | frozenset(
+    {"getitem", "cast", "contiguous", "clone", "detach", "size", "numel", "item", "tolist", "sum", "any", "nonzero",
+     "argwhere", "split", "unbind", "squeeze", "unsqueeze", "permute", "flatten", "reshape", "full"}
 )  # fmt: skip
 
 
@@ -81,7 +85,9 @@ def may_fail(node: fx.Node) -> bool:
     if is_size(node):
         piece = node.target is operator.getitem and type(node.args[1]) is int
         return data and not (piece or node.target in NEVER_FAILING or divides_by_a_number(node))
-    if call is None or call.op.inplace or call.name not in CALM:
+    if call is None or call.op.inplace or call.name not in CALM or (call.name in ELEMENTWISE and is_floating(node)):
+        return True
+    if call.name in DIVIDES and not is_floating(call["input"]) and not (type(call["other"]) is int and call["other"]):
         return True
     return data and fails_for_some_sizes(call)
 
@@ -93,12 +99,15 @@ def fails_for_some_sizes(call: Call) -> bool:
             keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
             return any(type(key) is int or (isinstance(key, fx.Node) and shape_of(key) is None) for key in keys)
         case "reshape":
-            return [size for size in call["shape"] if not sized_one(size)] != [-1]
+            first, *rest = [size for size in call["shape"] if not sized_one(size)] or [0]
+            return first != -1 or not all(rest) or not same_shape(tuple(rest), own[len(own) - len(rest) :])
+        case "squeeze" if own and type(call["dim"]) is int:
+            return type(own[call["dim"]]) is not int
         case "unbind":
             return not own or type(own[call["dim"]]) is not int
-        case "eq" | "ne" | "gt" | "ge" | "lt" | "le" | "where":
-            return not fit([shape for one in call.node.all_input_nodes if (shape := shape_of(one)) is not None])
-    return call.name in ("item", "split", "squeeze")
+    if call.name in POINTWISE:
+        return not fit([shape for one in call.node.all_input_nodes if (shape := shape_of(one)) is not None])
+    return call.name in ("item", "split", "squeeze", "full")
 
 
 def said_by_data(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.blocks import expert_rows
+from moebius.lowering.experts.missed_experts import MissedExperts, find_overlooked
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.unrolled_loops import NoExperts
 from moebius.lowering.experts.views import FULL
@@ -198,13 +199,16 @@ def flatten_rows(work: Work) -> list[Provisional]:
         call = read_call(node)
         if call is not None and call.name in PRODUCTS and len(shape_of(node) or ()) > 2:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
-    found: list[Provisional] = []
+    found, missed = list[Provisional](), list[MissedExperts]()
     lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
     storage = Storage(graph) if lines else None
     for nodes in lines.values():
         own = {node: set(expert_rows(node, len(shape_of(node) or ())) or ()) for node in nodes}
         alone = {node: rows.pop() for node, rows in own.items() if len(rows) == 1}
-        if storage is not None and len(set(alone.values())) == len(alone) > 1:  # (else nobody routes these)
+        if len(set(alone.values())) < len(alone):  # who has which rows does not say that these are experts
+            missed = missed or find_overlooked(graph)
+            alone = {} if all(one.nodes.isdisjoint(alone) for one in missed) else alone
+        if storage is not None and len(alone) > 1:
             found += [flat for down, rows in alone.items() if (flat := written(down, rows, storage)) is not None]
     return found
 

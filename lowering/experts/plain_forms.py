@@ -234,7 +234,7 @@ def is_matrices(node: Any) -> bool:
 
 def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """``weight[index]``, where no index can be negative: this counts from the end, and what is replaced raises."""
-    if index_bounds(index) is None:
+    if (index_bounds(index) or (-1,))[0] < 0:
         return None
     made = add_call(node.graph, node, operator.getitem, weight, index)
     return made, made

@@ -1,88 +1,16 @@
-"""Integers that are positions along an axis (of experts), put together or taken in parts, and what they rest on."""
+"""Integers that are positions along an axis (of experts), in whatever order, and what they rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
-from moebius.lowering.experts.routing import index_root, rearranges, takes_part
+from moebius.lowering.experts.routing import EXACT, INDICES, index_root
 from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.values import certain, computed_of, dtype_of, is_floating, same_shape, shape_of, tensor_of
-
-EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
-INDICES = (torch.int64, torch.int32)
-
-
-Bounds = tuple[int, int]
-
-
-def position_bounds(node: Any) -> Bounds | None:
-    """[low, high) that an integer tensor's values certainly lie in: positions along an axis, put together, taken in
-    parts, or changed by operators whose range follows from that of their operands."""
-    if type(node) is int:
-        return node, node + 1
-    node = whole_of(node) if isinstance(node, fx.Node) else node
-    call = read_call(node)
-    if call is None or call.op.inplace:
-        return None
-    match call.name:
-        case "cat" | "stack":
-            return hull(*call["tensors"]) if isinstance(call["tensors"], tuple | list) and call["tensors"] else None
-        case "getitem" if call["index"] == 1 and isinstance(call["input"], fx.Node):
-            return along_axis(read_call(call["input"]))
-        case "cast":
-            return position_bounds(call["input"]) if dtype_of(node) in EXACT else None
-        case "remainder" if type(call["other"]) is int and call["other"] > 0:
-            return (0, call["other"]) if is_whole(call["input"]) else None
-        case "where":
-            return hull(call["input"], call["other"])
-        case "masked_fill":
-            kept, filled = position_bounds(call["input"]), position_bounds(call["value"])
-            if kept is None or filled is None:
-                return None
-            mask = read_call(call["mask"])
-            compared = mask is not None and mask.name in ("eq", "ge") and mask["input"] is call["input"]
-            high = kept[1] - 1 if compared and mask is not None and mask["other"] == kept[1] - 1 else kept[1]
-            return min(kept[0], filled[0]), max(high, filled[1])
-        case "clamp" if is_whole(call["input"]):
-            return clamped(position_bounds(call["input"]), call["min"], call["max"])
-    return along_axis(call) if call.name not in ("topk", "sort", "max", "min") else None
-
-
-def hull(*parts: Any) -> Bounds | None:
-    """What all of these certainly lie in."""
-    known = [bounds for part in parts if (bounds := position_bounds(part)) is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(parts) else None
-
-
-def clamped(bounds: Bounds | None, low: Any, high: Any) -> Bounds | None:
-    lows = [n for n in (low, None if bounds is None else bounds[0]) if n is not None]
-    highs = [n for n in (None if high is None else high + 1, None if bounds is None else bounds[1]) if n is not None]
-    if not lows or not highs or not all(type(n) is int for n in (*lows, *highs)):
-        return None
-    return (max(lows), min(highs)) if max(lows) < min(highs) else None
-
-
-def is_whole(node: Any) -> bool:
-    return dtype_of(node) in INDICES
-
-
-def along_axis(call: Call | None) -> Bounds | None:
-    """Of the positions along an axis that an operator gives."""
-    if call is None or not call.op.positions or type(call["dim"]) is not int:
-        return None
-    shape = shape_of(call["input"])
-    size = shape[call["dim"]] if shape else None
-    return (0, size) if isinstance(size, int) else None
-
-
-def whole_of(node: fx.Node) -> fx.Node:
-    """The tensor that has these numbers, and perhaps others, before views and parts of it are taken."""
-    return behind(node, lambda call: rearranges(call) or takes_part(call, (None,)))
 
 
 def computed_since_the_choice(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -45,7 +45,7 @@ from moebius.lowering.experts.hoisted_conditionals import (
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
-from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, missed_experts
+from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, find_overlooked, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
@@ -66,7 +66,7 @@ from moebius.lowering.experts.unrolled_loops import (
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
-from moebius.lowering.values import computed_of, reaches, refuse, tensor_of, users_line, where_of
+from moebius.lowering.values import computed_of, reaches, refuse, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -186,14 +186,6 @@ def replace_meeting(work: Work) -> None:
             work.regions = [r for r in work.regions if r.lowered or (r.file, r.line) not in lines]
             work.regions.append(found)
             drop_dead_code(work)
-
-
-def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
-    """missed_experts(), or nothing where it fails: the report says that."""
-    try:
-        return missed_experts(graph)
-    except Exception:
-        return []
 
 
 def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
@@ -525,7 +517,7 @@ def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
         anchors = without_identities(anchors)
         found, refusals = in_equal_parts(anchors, lambda part: replace_part(work, part, storage))
         work.regions += found
-        if not found:
+        if not found and adds_rows(anchors[0]):
             worst = max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))
             work.regions.append(worst)
             failed.append(Failed(worst, anchors))
@@ -552,6 +544,12 @@ def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
     starts = [n for n in place.inner.all_input_nodes if n is not place.inner.args[0]]
     own = [n for n in computed_of(starts, lambda n: n.all_input_nodes if is_own(n) else ()) if is_own(n)]
     return any(call.name in MAKE_ROWS if (call := read_call(n)) is not None else n.op not in INPUTS for n in own)
+
+
+def adds_rows(anchor: fx.Node) -> bool:
+    """Whether what it adds to has features: counts of tokens and losses have none."""
+    shape = None if (place := place_of(anchor)) is None else shape_of(place.base)
+    return shape is None or len(shape) > 1
 
 
 def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:

@@ -6,16 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Skip, Test
 from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, tensor_of, value_of
+from moebius.lowering.torch_private import same_size, version_of
+from moebius.lowering.values import dtype_of, same_shape, shape_of, tensor_of
 
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
 DROPPED = "slots dropped"
+EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)  # have every whole number that occurs
+INDICES = (torch.int64, torch.int32)
+Bounds = tuple[int, int]
 REARRANGES = frozenset({"reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"})
 ALL, SOME = "perhaps all", "some"
 
@@ -28,15 +32,65 @@ class Allowed:
     high: int | None
 
 
-def index_bounds(node: fx.Node) -> tuple[int, int] | None:
-    """[low, high) that an integer tensor's values certainly lie in: positions that topk or argmax returned."""
-    node = index_root(node)
-    call = read_call(node)
-    if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
-        call = read_call(call["input"])
-        if call is None or call.name not in ("topk", "max", "min") or not isinstance(value_of(call.node), tuple):
-            return None
-    elif call is None or call.name != "argmax" or call["dim"] is None:
+def index_bounds(node: Any) -> Bounds | None:
+    """[low, high) that an integer tensor's values certainly lie in: positions along an axis (of experts), put together,
+    taken in parts, or changed by operators whose range follows from that of their operands. None where anything was
+    written into one of these."""
+    if type(node) is int:
+        return node, node + 1
+    call = read_call(node) if isinstance(node, fx.Node) else None
+    if call is None or call.op.inplace or is_written(node):
+        return None
+    if rearranges(call) or takes_part(call, (None,)):
+        return index_bounds(call["input"])
+    match call.name:
+        case "cat" | "stack":
+            return hull(*call["tensors"]) if isinstance(call["tensors"], tuple | list) and call["tensors"] else None
+        case "getitem" if call["index"] == 1 and isinstance(call["input"], fx.Node):
+            return along_axis(read_call(call["input"]))
+        case "cast":
+            return index_bounds(call["input"]) if dtype_of(node) in EXACT else None
+        case "remainder" if type(call["other"]) is int and call["other"] > 0:
+            return (0, call["other"]) if dtype_of(call["input"]) in INDICES else None
+        case "where":
+            return hull(call["input"], call["other"])
+        case "masked_fill":
+            kept, filled = index_bounds(call["input"]), index_bounds(call["value"])
+            if kept is None or filled is None:
+                return None
+            mask = read_call(call["mask"])
+            compared = mask is not None and mask.name in ("eq", "ge") and mask["input"] is call["input"]
+            high = kept[1] - 1 if compared and mask is not None and mask["other"] == kept[1] - 1 else kept[1]
+            return min(kept[0], filled[0]), max(high, filled[1])
+        case "clamp" if dtype_of(call["input"]) in INDICES:
+            return clamped(index_bounds(call["input"]), call["min"], call["max"])
+    return along_axis(call) if call.name not in ("topk", "sort", "max", "min") else None
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether something was written in place into a tensor, under whatever name. (Of one of inference mode nobody
+    counts.)"""
+    value = tensor_of(node)
+    return value is not None and not value.is_inference() and version_of(value) > 0
+
+
+def hull(*parts: Any) -> Bounds | None:
+    """What all of these certainly lie in."""
+    known = [bounds for part in parts if (bounds := index_bounds(part)) is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(parts) else None
+
+
+def clamped(bounds: Bounds | None, low: Any, high: Any) -> Bounds | None:
+    lows = [n for n in (low, None if bounds is None else bounds[0]) if n is not None]
+    highs = [n for n in (None if high is None else high + 1, None if bounds is None else bounds[1]) if n is not None]
+    if not lows or not highs or not all(type(n) is int for n in (*lows, *highs)):
+        return None
+    return (max(lows), min(highs)) if max(lows) < min(highs) else None
+
+
+def along_axis(call: Call | None) -> Bounds | None:
+    """Of the positions along an axis that an operator gives."""
+    if call is None or not call.op.positions or type(call["dim"]) is not int:
         return None
     shape = shape_of(call["input"])
     size = shape[call["dim"]] if shape else None
@@ -137,11 +191,6 @@ def rearranges(call: Call) -> bool:
     return call.name in REARRANGES and not call.op.inplace
 
 
-def before_slices(node: fx.Node) -> fx.Node:
-    """The tensor that ``top[:, :k]`` or ``top[:, k]`` is a part of."""
-    return behind(node, takes_part)
-
-
 def takes_part(call: Call, also: tuple[Any, ...] = ()) -> bool:
     """Whether it takes slices of a tensor, not one of several results. also: other keys."""
     if call.name != "getitem" or tensor_of(call["input"]) is None:
@@ -156,13 +205,26 @@ def chosen_from(node: fx.Node) -> fx.Node:
 
 
 def distinct(index: fx.Node) -> bool:
-    """Whether no token has an expert twice: the positions that topk gave."""
-    call = read_call(index_root(index))
-    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
-        return False
-    made = read_call(call["input"])
-    shape, chosen = shape_of(index), shape_of(index_root(index))
-    if made is None or made.name != "topk" or not shape or not chosen or made["dim"] not in (-1, len(chosen) - 1):
-        return False
-    # (a view that keeps the last axis keeps what stands along it)
-    return same_shape(shape, chosen) or (type(shape[-1]) is int and same_size(shape[-1], chosen[-1]))
+    """Whether no token has an expert twice: it has one, or different positions of what topk or a sort gave."""
+    node, shape = index, shape_of(index) or ()
+    if len(shape) > 1 and type(shape[-1]) is int and shape[-1] == 1:
+        return True
+    while (call := read_call(node)) is not None and not is_written(node):
+        here = shape_of(node) or ()
+        if rearranges(call):
+            node = call["input"]
+            continue
+        # (a view that keeps the last axis keeps what stands along it)
+        kept = shape and here and type(shape[-1]) is int and same_size(shape[-1], here[-1])
+        if call.op.inplace or not (kept or same_shape(shape, here)):
+            return False
+        source = tensor_of(call.args.get("input"))
+        if call.name == "cast" and source is not None and {dtype_of(node), source.dtype} <= set(INDICES):
+            node, shape = call["input"], here
+        elif call.name == "getitem" and takes_part(call) and source is not None and source.dim() == len(here):
+            node, shape = call["input"], tuple(source.shape)
+        else:
+            made = read_call(call["input"]) if call.name == "getitem" and call["index"] == 1 else call
+            named = made is not None and made.name in (("argsort",) if made is call else ("topk", "sort"))
+            return named and made is not None and made["dim"] in (-1, len(here) - 1)
+    return False

@@ -47,6 +47,8 @@ def gate_of_weights(reader: Reader, call: Call) -> Fact | None:
     bounds, inside = index_bounds(index), reader.loop.graph
     if bounds is None or bounds[0] != 0 or index.graph is not inside or weight.graph is not inside:
         return None
+    if reader.dtype(index) is not torch.int64:
+        index = reader.make("long", index)
     one = reader.make(torch.select, reader.make(torch.nn.functional.one_hot, index, bounds[1]), 1, 0)
     zeros = reader.make("type_as", reader.make(torch.zeros_like, one), weight)
     gates = reader.make(torch.scatter_add, zeros, 1, index, weight)

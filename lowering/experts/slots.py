@@ -28,13 +28,12 @@ from moebius.lowering.experts.positions import (
     is_sorted,
     keeps_order,
     lookup,
-    position_bounds,
     root_of,
     rows_of_column,
     sorted_by,
     uncast,
 )
-from moebius.lowering.experts.routing import index_root
+from moebius.lowering.experts.routing import index_bounds, index_root
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.experts.views import column_of, moved, sized_one
@@ -145,7 +144,7 @@ def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | No
     if looked is not None and looked.name == "getitem" and isinstance(looked["input"], fx.Node):
         every = read_call(looked["input"])
         if every is not None and every.name == "arange":  # (it raises for numbers beyond the experts)
-            bounds, experts_here = position_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
+            bounds, experts_here = index_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
             if bounds is None or bounds[0] < 0 or bounds[1] > experts_here or every["bounds"] != (experts_here,):
                 return None
             numbers = looked["index"]

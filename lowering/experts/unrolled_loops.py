@@ -524,7 +524,7 @@ def has_effect(node: fx.Node) -> bool:
     if call is not None:
         iterations = call.name == "expert_loop" and not is_branch(node)
         return iterations or call.name in ("set_grad_enabled", "skip_iteration", "require_branch")
-    return not holds_values(value_of(node))
+    return not holds_values(value_of(node)) and not is_size(node)
 
 
 def holds_values(value: Any) -> bool:

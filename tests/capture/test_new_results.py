@@ -203,3 +203,17 @@ def test_torchs_old_types():
     captured = capture(step, backend="eager")
     for dtype in (torch.float32, torch.int64):
         assert captured(torch.ones(2).to(dtype))[1] == step(torch.ones(2).to(dtype))[1]
+
+
+@pytest.mark.parametrize("keywords", [{}, {"dtype": None}, {"dtype": torch.float64}, {"device": "cpu", "dtype": None}])
+def test_a_tensor_as_a_tensor(keywords):
+    """It is the tensor itself where it has the type, and has its history."""
+
+    def step(x):
+        return torch.as_tensor(x * 2, **keywords), torch.as_tensor(x, **keywords) is x
+
+    captured = capture(step, fullgraph=True)
+    for x in (torch.rand(3, requires_grad=True), torch.arange(3.0)):
+        (found, same), (plain, is_same) = captured(x), step(x)
+        assert torch.equal(found, plain) and found.dtype == plain.dtype and same == is_same
+        assert found.requires_grad == plain.requires_grad

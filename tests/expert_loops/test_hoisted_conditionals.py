@@ -175,9 +175,9 @@ def twice(x, moe):
     return torch.cat(parts).sum(0) * x
 
 
-@into(KEPT)
+@into(RIGHT)
 def looked_up_in_the_branch(x, moe):
-    """Its index may be out of range where the branch is not taken."""
+    """Its index may be out of range where the branch is not taken: then it is of no rows."""
     _, _, counts, order, _ = routed(x, moe)
     parts, start = [], 0
     for e, n in enumerate(counts.tolist()):

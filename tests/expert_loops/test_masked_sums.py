@@ -223,7 +223,7 @@ def test_not_lowered(function):
         (masked, "is_zero", ones_elsewhere),
         (masked, "is_zero", zeros_that_were_written),
         (masked, "same_reading", of_another_gate),
-        (dense, "named_once", twice_the_same_expert),
+        (dense, "distinct", twice_the_same_expert),
     ],
 )
 def test_what_is_asked(monkeypatch, module, name, function):
