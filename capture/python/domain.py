@@ -376,7 +376,9 @@ class TrackingDomain(Operators, Containers):
 
     def make_generator(self, frame: Frame) -> Any:
         if frame.code.co_flags & inspect.CO_COROUTINE:  # (one that is made and dropped warns that nobody awaited it)
-            raise Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
+            stop = Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
+            stop.places, stop.frame = stop.places and stop.places[:-1], frame.back  # the line that makes it
+            raise stop
         self.generators.append(frame)
         return self.objects.made(super().make_generator(frame))
 

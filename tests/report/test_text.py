@@ -23,7 +23,7 @@ def test_plain_when_printed_to_a_pipe(report: Report, capsys: pytest.CaptureFixt
 def test_of_all_calls_no_share_is_said_where_native_parts_were_not_counted(report: Report) -> None:
     report.calls = 3, 4, 1
     text = render(report, width=120)
-    assert report.breaks and "100 instructions captured; what ran natively after graph breaks was not counted" in text
+    assert report.breaks and "100 instructions captured; what ran natively was not counted" in text
     report.breaks = []
     assert "90.0% of 100 instructions captured" in render(report, width=120)
 
