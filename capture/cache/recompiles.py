@@ -24,6 +24,7 @@ from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
 R = TypeVar("R", bound=Any)
+SHOWN = 3  # of the values that older captures were made for
 
 
 @dataclass
@@ -71,14 +72,31 @@ def told(
     """What a ``Recompile`` says. The guard is that of the capture that fitted best: whose guards held the longest, of
     equals the newest. Of the others there is a line for each guard."""
     best = max(reversed(failed.values()), key=lambda one: one.far)
-    numbers: dict[str, list[str]] = {}
+    alike: dict[tuple[str, str, str], tuple[list[int], dict[str, None]]] = {}  # guard, new, place: captures, old
     for one in reversed(failed.values()):
         guard, old, new, file, line = change(one, code, args, kwargs)
-        text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
-        numbers.setdefault(text, []).append(str(one.number))
-    lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
+        numbers, before = alike.setdefault((guard, new, f"{os.path.basename(file)}:{line}"), ([], {}))
+        numbers.append(one.number)
+        before[old] = None
+    lines = (
+        f"{captures(numbers)}: {guard} was {some(before)}, is {new} ({place})"
+        for (guard, new, place), (numbers, before) in alike.items()
+    )
     hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, code, args, kwargs)
     return *change(best, code, args, kwargs), hint, tuple(lines)
+
+
+def captures(numbers: list[int]) -> str:
+    """``captures 9, 4``, ``captures 9 to 4``: numbers that fall."""
+    if len(numbers) > 2 and numbers[0] - numbers[-1] == len(numbers) - 1:
+        return f"captures {numbers[0]} to {numbers[-1]}"
+    return f"capture{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def some(values: Iterable[str]) -> str:
+    """The first of several values."""
+    first = list(itertools.islice(values, SHOWN + 1))
+    return ", ".join(first[:SHOWN]) + ", …" * (len(first) > SHOWN)
 
 
 def other_break(before: Any, now: Any) -> tuple[str, str]:

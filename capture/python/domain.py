@@ -161,7 +161,7 @@ class TrackingDomain(Operators, Containers):
         if (record := self.objects.record_of(namespace)) is not None and record.source.static:
             return record
         self.objects.namespaces.add(id(namespace))
-        return self.objects.found(namespace, Static(name or f"G({namespace.get('__name__', '?')})", namespace))
+        return self.objects.found(namespace, Static(name or f"G({namespace.get('__name__', 'exec')})", namespace))
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.objects.dict_set(self.globals_record(frame.globals), name, value)

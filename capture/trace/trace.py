@@ -23,7 +23,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import Place
 from ..bytecode.stack_layout import handled_places, run_again
-from ..bytecode.user_code import is_library
+from ..bytecode.user_code import is_library, shown_code
 from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
@@ -181,7 +181,7 @@ class Trace:
         while frame is not None and is_library(frame.code.co_filename):
             frame = frame.back
         if frame is None:
-            code = self.request.code
+            code = shown_code(self.request.function)
             return code.co_filename, code.co_firstlineno
         return frame.code.co_filename, frame.line or frame.code.co_firstlineno
 
