@@ -341,7 +341,7 @@ def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
         report.graphs.append(graph)
     report.expert_regions += segment.regions
     report.sync_points += sync_points(segment.lowered.gm) if segment.lowered is not None else []
-    report.guards += [shown(guard, code) for guard in segment.guards.records()]
+    report.guards += shown(segment.guards, code)
 
 
 def report_of(captured: Captured) -> Report:

@@ -7,15 +7,16 @@ import itertools
 import os
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from moebius.interpreter import is_kind
 
 from ..bytecode.counting import goes_on
+from ..bytecode.user_code import is_ours
 from ..guards import hints
-from ..guards.program import changed_in_class, changed_key, describe_object, differs, fetch
+from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch
 from ..guards.recorder import Fact, describe, same_entry
 from ..heap.objects import SameItems
 from ..hook import ABSENT
@@ -23,7 +24,6 @@ from ..trace.provenance import LOCAL, left_on_stack, written
 from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
-R = TypeVar("R", bound=Any)
 SHOWN = 3  # of the values that older captures were made for
 
 
@@ -144,8 +144,8 @@ def change(
         name, old, new = " is ".join(names), str(kind == "same"), str(kind != "same")
     elif kind == "function":
         function, *parts = rest
-        parts = [(attribute, getattr(function, attribute), then) for attribute, then in zip(FUNCTION, parts, strict=True)]
-        attribute = next((one for one, found, then in parts if found is not then), FUNCTION[0])
+        others = (one for one, then in zip(FUNCTION, parts, strict=True) if getattr(function, one) is not then)
+        attribute = next(others, FUNCTION[0])
         name, old, new = f"{name}.{attribute}", "as captured", "another one"
     elif now is not ABSENT and (said := compared(name, *wanted(kind, rest), now)) is not None:
         name, old, new = said
@@ -187,7 +187,7 @@ def compared(name: str, kind: str, wanted: Any, now: Any) -> tuple[str, str, str
     if kind in ("length", "contents") and before != len(now):
         return f"len({name})", str(before), str(len(now))
     if kind == "contents" and type(now) in (list, tuple, deque):
-        index = next((i for i, (then, item) in enumerate(zip(wanted, now, strict=True)) if not same_entry(item, then)), 0)
+        index = next((i for i, pair in enumerate(zip(now, wanted, strict=True)) if not same_entry(*pair)), 0)
         return f"{name}[{index}]", describe(wanted[index]), describe_object(now[index])
     return (name, items_of(wanted), items_of(now)) if kind == "contents" else None
 
@@ -224,8 +224,13 @@ def named_by(operand: Any) -> tuple[Any, ...]:
     return operand if isinstance(operand, tuple) else (operand,)
 
 
-def shown(record: R, code: types.CodeType) -> R:
-    """A guard's record with such names, at the line that needs it. code: of the function that was captured."""
-    file, line = asked_at(record.source, record.file, record.line, code)
-    source, check = written(record.source, code), written(record.check, code)
-    return replace(record, source=source, check=check, file=file, line=line)
+def shown(guards: CompiledGuards, code: types.CodeType) -> Iterator[Any]:
+    """The records of guards with such names, at the lines that need them. code: of the function that was captured. Of
+    code of ours, which stands in for a library's, nobody needs to be told."""
+    for fact in guards.facts:
+        if fact.check[0] == "function" and is_ours(fact.check[1].__code__.co_filename):
+            continue
+        record = fact.record
+        file, line = asked_at(record.source, record.file, record.line, code)
+        source, check = written(record.source, code), written(record.check, code)
+        yield replace(record, source=source, check=check, file=file, line=line)

@@ -32,10 +32,6 @@ class CompiledGuards:
         self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
         self.roots, self.slots = recorder.roots, recorder.slots
 
-    def records(self) -> list[Guard]:
-        """The guards for a report."""
-        return [f.record for f in self.facts]
-
     def measure(self, args: tuple, kwargs: dict[str, Any], rounds: int = 200) -> None:
         """Time each check on these arguments, for which all hold, for the records."""
         for fact, cost in zip(self.facts, self.program.time(args, kwargs, rounds), strict=True):

@@ -53,7 +53,6 @@ def describe(value: Any, limit: int = 60) -> str:
         return shown(value, limit)
     if issubclass(type(value), type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         text = value.__qualname__  # of another callable it could be user code that makes it
-        text = value.__name__ if text.startswith("_") else text
     elif issubclass(type(value), enum.Enum):
         text = f"{type(value).__qualname__}.{object.__getattribute__(value, '_name_')}"
     else:

@@ -486,7 +486,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if function is builtins.breakpoint:
             raise Break(*BREAKPOINT)
         if function is builtins.__build_class__:
-            return self.domain.build_class()
+            said = "a class statement runs inside the captured code", "define classes outside of the step"
+            raise Break("class made in the step", *said)
         name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
         raise Break(
             "call into C",

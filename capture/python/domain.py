@@ -367,13 +367,6 @@ class TrackingDomain(Operators, Containers):
     ) -> Any:
         return self.objects.made(super().make_function(frame, code, defaults, kwdefaults, annotations, closure))
 
-    def build_class(self, *args: Any, **kwargs: Any) -> Any:
-        raise Break(
-            "class made in the step",
-            "a class statement runs inside the captured code",
-            "define classes outside of the step",
-        )
-
     def make_generator(self, frame: Frame) -> Any:
         if frame.code.co_flags & inspect.CO_COROUTINE:  # (one that is made and dropped warns that nobody awaited it)
             stop = Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")

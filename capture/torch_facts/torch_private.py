@@ -509,7 +509,7 @@ def other_state(ask: Callable[[], Any], then: Any) -> Iterator[tuple[str, Any, A
     if not isinstance(before := getattr(ask, "__self__", None), GlobalStateGuard):
         yield from ((name, then, ask()) for name, reader in READERS.items() if reader is ask)
         return
-    was, now = (json.loads(state.__getstate__()) for state in (before, GlobalStateGuard()))  # type: ignore[attr-defined]
+    was, now = (json.loads(state.__getstate__()) for state in (before, GlobalStateGuard()))  # type: ignore[arg-type]
     for name in before.reason().split():
         known = type(now.get(name)) is bool or name == "num_threads"
         if (found := re.fullmatch(r"autocast\((\w+)\)_enabled", name)) is not None:

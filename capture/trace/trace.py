@@ -510,6 +510,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
     assumptions.logs |= attempt.objects.appended()
+    assumptions.split |= blocked(attempt.in_hits, attempt.graph_break)
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)

@@ -137,8 +137,8 @@ class Cube(Point):
 Colour = enum.Enum("Colour", "RED BLUE")
 TWICE = [torch.ones(2), torch.ones(2)]
 CHANGES = {  # what the step does with its arguments, those of its calls, and what the last of them changed
-    "len(l) was 2, is 3": (lambda x, l: x * sum(l), [1, 2], [1, 2, 3]),
-    "l[0] was 1, is 5": (lambda x, l: [x * i for i in l], [1, 2], [5, 2]),
+    "len(items) was 2, is 3": (lambda x, items: x * sum(items), [1, 2], [1, 2, 3]),
+    "items[0] was 1, is 5": (lambda x, items: [x * i for i in items], [1, 2], [5, 2]),
     "len(t) was 2, is 3": (lambda x, t: x * len(t), (1, 2), (1, 2, 3)),
     "len(q) was 1, is 2": (lambda x, q: x * len(q), collections.deque([1]), collections.deque([1, 2])),
     "q[1] was 2, is 3": (lambda x, q: x * q[1], collections.deque([1, 2]), collections.deque([1, 3])),
