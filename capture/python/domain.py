@@ -245,7 +245,7 @@ class TrackingDomain(Operators, Containers):
         if is_kind(exc, torch_private.DATA_DEPENDENT):
             raise decided_by_data()
         if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
-            raise Break("C code that takes no number of ours", str(exc), "it runs natively")
+            raise Break("C code that needs a plain number", str(exc), "it runs natively")
         # (code of ours reads an attribute for itself: what the step asks for is asked by its name)
         if type(exc) is AttributeError and own_instruction(exc) in ("LOAD_ATTR", "LOAD_METHOD"):
             raise Break("interpreter", f"an error of capture's own: {exc}", "it runs natively; please report this")

@@ -55,7 +55,7 @@ class GraphBreak:
     def did_not_come(self) -> None:
         """Python has raised nothing here: the exception was an error of capture's own."""
         if self.reason != UNRAISED:
-            self.reason, self.hint = UNRAISED, "an error of ours, which changes no result: please report it"
+            self.reason, self.hint = UNRAISED, "a bug of moebius, which changes no result: please report it"
             self.detail = f"Python raises nothing where capture saw that {self.detail}"
 
 
