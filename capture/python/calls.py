@@ -492,7 +492,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         raise Break(
             "call into C",
             f"{name} is not known to be free of effects",
-            "it runs natively; keep it at the step's ends for one graph",
+            "it runs natively; call it before or after the step for one graph",
         )
 
     def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
