@@ -21,7 +21,7 @@ from .bytecode.user_code import SHOWS, shown_code
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
-from .cache.generators import driven, is_driven
+from .cache.generators import RUNS_AS_PYTHON, driven, is_driven
 from .cache.recompiles import shown
 from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, leave_alone
@@ -302,13 +302,17 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
 
 def new_report(captured: Captured, result: Any = None) -> Report:
     code = shown_code(captured.function)
-    return Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+    report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+    if is_driven(captured.function):
+        report.status, report.why = "native", RUNS_AS_PYTHON
+    return report
 
 
 def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tuple, kwargs: dict[str, Any]) -> Report:
     """The report of one call: what ran in it, not what was captured before or since."""
     report = new_report(captured, result)
-    report.status, report.why = record.status, record.why_native
+    if not report.why:
+        report.status, report.why = record.status, record.why_native
     for one in record.runs:
         member, segment = one.captured, one.segment
         if member is captured and segment.guards.hold(args, kwargs):
@@ -337,14 +341,15 @@ def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
         report.graphs.append(graph)
     report.expert_regions += segment.regions
     report.sync_points += sync_points(segment.lowered.gm) if segment.lowered is not None else []
-    report.guards += [shown(guard, code) for guard in segment.guards.records()]
+    report.guards += shown(segment.guards, code)
 
 
 def report_of(captured: Captured) -> Report:
     """The report of everything that was captured for a callable so far. An instruction counts once, in the newest
     capture of each part of it; what ran natively was not looked at."""
     report = new_report(captured)
-    report.status, report.why = ("native" if captured.given_up else "captured"), captured.given_up
+    if captured.given_up:
+        report.status, report.why = "native", captured.given_up
     a_call = graphs_of_a_call([captured, *captured.below_native], {id(one): one for one in captured.family()})
     report.calls = captured.entry.hits, captured.entry.hits + captured.entry.misses, a_call
     for member in captured.family():

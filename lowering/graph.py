@@ -100,6 +100,7 @@ class ExpertRegion:
     """One place where the user's code runs tokens through experts, and what lowering did with it.
 
     idiom: how it was written, e.g. "for row in nonzero()", "range(num_experts)".
+    top_k: how many experts a token goes to; None where the graph does not say that.
     lowered: True when one grouped experts operator replaced it; otherwise ``refusal`` says which step of the proof
         failed, at which line, and ``blocker`` is the place of what stands in the way, (file, line, function).
     kernel: name of the kernel form that runs it ("cpu", "triton", "loop", "cpu, expert parallel over 2 ranks", ...).

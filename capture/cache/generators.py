@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any
 
+RUNS_AS_PYTHON = "a generator or coroutine function runs as Python; the functions that it calls are captured"
 Below = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -67,7 +67,7 @@ def log_capture(captured: types.FunctionType, segment: Segment) -> None:
         became = f"one operator ({region.kernel})" if region.lowered else f"a loop: {region.refusal}"
         LOGGERS["experts"].info("%s: %s:%d: %s", function, region.file, region.line, became)
     if LOGGERS["guards"].isEnabledFor(logging.INFO):
-        for guard in (shown(record, captured.__code__) for record in segment.guards.records()):
+        for guard in shown(segment.guards, captured.__code__):
             LOGGERS["guards"].info("%s: %s (%s:%d)", function, as_written(f"{guard.source} {guard.check}"), guard.file,
                                    guard.line)  # fmt: skip
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import types
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
+
+from moebius.interpreter import is_kind
 
 from ..bytecode.counting import goes_on
+from ..bytecode.user_code import is_ours
 from ..guards import hints
-from ..guards.program import changed_in_class, changed_key, describe_object, differs
-from ..guards.recorder import Fact, describe
+from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch
+from ..guards.recorder import Fact, describe, same_entry
+from ..heap.objects import SameItems
 from ..hook import ABSENT
 from ..trace.provenance import LOCAL, left_on_stack, written
 from ..trace.segment import Segment
 from .generalize_guards import met, other_sizes, record_name
 
-R = TypeVar("R", bound=Any)
+SHOWN = 3  # of the values that older captures were made for
 
 
 @dataclass
@@ -65,14 +72,31 @@ def told(
     """What a ``Recompile`` says. The guard is that of the capture that fitted best: whose guards held the longest, of
     equals the newest. Of the others there is a line for each guard."""
     best = max(reversed(failed.values()), key=lambda one: one.far)
-    numbers: dict[str, list[str]] = {}
+    alike: dict[tuple[str, str, str], tuple[list[int], dict[str, None]]] = {}  # guard, new, place: captures, old
     for one in reversed(failed.values()):
         guard, old, new, file, line = change(one, code, args, kwargs)
-        text = f"{guard} was {old}, is {new} ({os.path.basename(file)}:{line})"
-        numbers.setdefault(text, []).append(str(one.number))
-    lines = (f"capture{'s' * (len(which) > 1)} {', '.join(which)}: {text}" for text, which in numbers.items())
+        numbers, before = alike.setdefault((guard, new, f"{os.path.basename(file)}:{line}"), ([], {}))
+        numbers.append(one.number)
+        before[old] = None
+    lines = (
+        f"{captures(numbers)}: {guard} was {some(before)}, is {new} ({place})"
+        for (guard, new, place), (numbers, before) in alike.items()
+    )
     hint = hints.ARGUMENTS if best.fact is None else hint_of(best.fact, code, args, kwargs)
     return *change(best, code, args, kwargs), hint, tuple(lines)
+
+
+def captures(numbers: list[int]) -> str:
+    """``captures 9, 4``, ``captures 9 to 4``: numbers that fall."""
+    if len(numbers) > 2 and numbers[0] - numbers[-1] == len(numbers) - 1:
+        return f"captures {numbers[0]} to {numbers[-1]}"
+    return f"capture{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def some(values: Iterable[str]) -> str:
+    """The first of several values."""
+    first = list(itertools.islice(values, SHOWN + 1))
+    return ", ".join(first[:SHOWN]) + ", …" * (len(first) > SHOWN)
 
 
 def other_break(before: Any, now: Any) -> tuple[str, str]:
@@ -99,25 +123,79 @@ def change(
     record = fact.record
     kind, *rest = fact.check
     name, old, new, place = record.source, record.check, failed.found, (record.file, record.line)
+    now = rest[0] if kind == "dict" else met(fact, args, kwargs)
     if kind == "dict" and isinstance(key := changed_key(rest[0], rest[1]), str | int):
         name = record_name(record.source, key)
         old = absent_in(record.source) if rest[1][key] is ABSENT else describe(rest[1][key])
         new = describe_object(dict.get(rest[0], key, ABSENT))
         place = fact.places.get(key, place)
     elif kind == "class" and (attribute := changed_in_class(rest[0], rest[1])) is not None:
-        now = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
-        name, old, new = f"{record.source}.{attribute}", describe(rest[1][attribute]), describe_object(now)
+        found = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
+        name, old, new = f"{describe(rest[0])}.{attribute}", describe(rest[1][attribute]), describe_object(found)
         place = fact.places.get(attribute, place)
-    elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(holder := met(fact, args, kwargs), dict):
-        name, new = record_name(record.source, rest[1]), describe_object(dict.get(holder, rest[1], ABSENT))
+    elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(now, dict):
+        name, new = record_name(record.source, rest[1]), describe_object(dict.get(now, rest[1], ABSENT))
         old = absent_in(record.source)
     elif failed.said is not None:
         name, old, new, *asked = failed.said
         place = asked[0] if asked and asked[0] is not None else place
+    elif kind in ("same", "distinct"):
+        names = same_objects(fact, args, kwargs)
+        name, old, new = " is ".join(names), str(kind == "same"), str(kind != "same")
+    elif kind == "function":
+        function, *parts = rest
+        others = (one for one, then in zip(FUNCTION, parts, strict=True) if getattr(function, one) is not then)
+        attribute = next(others, FUNCTION[0])
+        name, old, new = f"{name}.{attribute}", "as captured", "another one"
+    elif now is not ABSENT and (said := compared(name, *wanted(kind, rest), now)) is not None:
+        name, old, new = said
+    elif record.check == "unchanged" or kind == "is" and not record.check.startswith("is the same as"):
+        old = describe(rest[-1])
     old = old.removeprefix("== ").removeprefix("is ")
     if new == old:  # two objects of one name
-        new = f"another {new}"
+        new = f"another {new.removeprefix('the same ')}"
     return written(name, code), written(old, code), written(new, code), *asked_at(name, *place, code)
+
+
+def same_objects(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """The names of the two places of which a guard says that they hold one object, or of the first two of several that
+    do, where all are to hold different ones."""
+    given, several = (*args, *kwargs.values()), itertools.combinations(fact.sources, 2)
+    ones = (pair for pair in several if fact.check[0] == "same" or fetch(pair[0], given) is fetch(pair[1], given))
+    return [place.name for place in next(ones, ())] or fact.record.check.partition(" are ")[0].split(", ")
+
+
+FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
+SIZED = (list, tuple, dict, set, frozenset, deque)
+
+
+def wanted(kind: str, operands: list[Any]) -> tuple[str, Any]:
+    """A check of one object, and what it is to be; that of a deque's items is one of Python's."""
+    same_items = kind == "python" and is_kind(operands[0], SameItems)
+    return ("contents", operands[0].items) if same_items else (kind, operands[-1])
+
+
+def compared(name: str, kind: str, wanted: Any, now: Any) -> tuple[str, str, str] | None:
+    """Of a failed check of an object's type or items: what of it is another one, what that was and what it is."""
+    if kind == "type":
+        return name, f"of type {describe(wanted)}", f"of type {describe(type(now))}"
+    if kind in ("keys", "dict") and wanted is not None and is_kind(now, dict):
+        return f"{name}.keys()", items_of(wanted), items_of(dict.keys(now))
+    if type(now) not in SIZED or kind not in ("length", "contents"):
+        return None
+    before = wanted if kind == "length" else len(wanted)
+    if kind in ("length", "contents") and before != len(now):
+        return f"len({name})", str(before), str(len(now))
+    if kind == "contents" and type(now) in (list, tuple, deque):
+        index = next((i for i, pair in enumerate(zip(now, wanted, strict=True)) if not same_entry(*pair)), 0)
+        return f"{name}[{index}]", describe(wanted[index]), describe_object(now[index])
+    return (name, items_of(wanted), items_of(now)) if kind == "contents" else None
+
+
+def items_of(items: Iterable[Any]) -> str:
+    """The first items, in words."""
+    first = [describe(item).removeprefix("the same ") for item in itertools.islice(items, 5)]
+    return f"{{{', '.join(first[:4])}{', …' * (len(first) > 4)}}}"
 
 
 def absent_in(source: str) -> str:
@@ -146,8 +224,13 @@ def named_by(operand: Any) -> tuple[Any, ...]:
     return operand if isinstance(operand, tuple) else (operand,)
 
 
-def shown(record: R, code: types.CodeType) -> R:
-    """A guard's record with such names, at the line that needs it. code: of the function that was captured."""
-    file, line = asked_at(record.source, record.file, record.line, code)
-    source, check = written(record.source, code), written(record.check, code)
-    return replace(record, source=source, check=check, file=file, line=line)
+def shown(guards: CompiledGuards, code: types.CodeType) -> Iterator[Any]:
+    """The records of guards with such names, at the lines that need them. code: of the function that was captured. Of
+    code of ours, which stands in for a library's, nobody needs to be told."""
+    for fact in guards.facts:
+        if fact.check[0] == "function" and is_ours(fact.check[1].__code__.co_filename):
+            continue
+        record = fact.record
+        file, line = asked_at(record.source, record.file, record.line, code)
+        source, check = written(record.source, code), written(record.check, code)
+        yield replace(record, source=source, check=check, file=file, line=line)

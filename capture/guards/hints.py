@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from moebius.interpreter import is_kind
 from ..hook import ABSENT
 from .program import changed_key
 from .recorder import Fact
-from .sources import Part, Source
+from .sources import Part, Source, as_written
 
 KEEP_OUT = "make it a tensor, or keep it out of the step"
 TEXT = "keep it out of the step: what a text says is decided while capturing"
@@ -47,7 +48,8 @@ TENSORS = {
     "stride": "call .contiguous() on it before the call",
     "storage_offset": "call .clone() on it before the call: it is a view into another tensor",
 }
-FLAG = "nothing to do where it stays: each of its two values is captured once"
+FLAG = "nothing to do where it stays: each of its values is captured once"
+ALONE = "nothing to do: a size of 0 or 1 is captured by itself"
 SIZES = "nothing to do: a size that varies becomes symbolic"
 TRAINING = "each way is captured by itself: call train() or eval() outside of the step, or leave it"
 GRADIENT = "with a gradient and without are captured each by itself: zero them in every step, or in none"
@@ -65,8 +67,10 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
     if is_gradient(fact.source) and kind in ("equal", "tensor", "is"):
         return GRADIENT
     if sizes and kind == "tensor":
-        name = fact.record.source.removeprefix("L['").replace("']", "", 1)
-        return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes))})"
+        if all(now.shape[d] < 2 for d in sizes):
+            return ALONE
+        name = as_written(fact.record.source)
+        return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes))})" if "(" not in name else SIZES
     if kind in ("tensor", "static_tensor"):
         tensor, meta = (now, rest[1]) if kind == "tensor" else rest
         return of_tensor(tensor, meta)
@@ -76,8 +80,12 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
         return RELATION
     if kind == "python" and type(now) in (int, float):
         return NUMBER
-    if kind == "equal" and type(now) is bool:
+    if kind == "equal" and type(now) in (bool, torch.dtype, torch.device):
         return FLAG
+    if kind == "equal" and is_kind(now, torch.Tensor):
+        return "pass a tensor in each call"
+    if kind in ("is", "function") and is_kind(now, type | types.FunctionType) and "<locals>" in now.__qualname__:
+        return "define it once, outside of the step: each definition makes another one"
     return TEXT if kind == "equal" and type(now) is str else HINTS[kind]
 
 

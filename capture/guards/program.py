@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,10 +31,6 @@ class CompiledGuards:
         self.facts = [*static_facts(recorder), *recorder.facts]
         self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
         self.roots, self.slots = recorder.roots, recorder.slots
-
-    def records(self) -> list[Guard]:
-        """The guards for a report."""
-        return [f.record for f in self.facts]
 
     def measure(self, args: tuple, kwargs: dict[str, Any], rounds: int = 200) -> None:
         """Time each check on these arguments, for which all hold, for the records."""
@@ -94,7 +91,7 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
             return f"[{describe(changed)}] is {describe(dict.get(the_dict, changed, ABSENT))}"
         return other_keys(the_dict, keys) if keys is not None else "changed"
     if kind == "answers":
-        return ", ".join(torch_private.answer_in_words(ask) for ask, then in rest[0] if ask() != then)
+        return "another answer"  # (``differs`` says which)
     if kind == "static_tensor":
         return describe_beside(*rest)
     if fact.source is None:
@@ -144,8 +141,11 @@ def describe_object(obj: Any) -> str:
 
 
 def differs(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Of a failed check of what the step computes of its inputs: the expression, what it was, what it is and, where it
-    is known by itself, the user's line that asked for it. None of any other check, and where an input is gone."""
+    """Of a failed check of what the step computes of its inputs, or of a switch of torch's: the expression, what it
+    was, what it is and, where it is known by itself, the user's line that asked for it. None of any other check, and
+    where an input is gone."""
+    if fact.check[0] == "answers":
+        return other_answers(fact.check[1], fact.record)
     tell = getattr(fact.check[1], "differs", None) if fact.check[0] == "python" else None
     if tell is None:
         return None
@@ -153,6 +153,21 @@ def differs(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] 
         return tell(tuple(fetch(from_arguments(s), (*args, *kwargs.values())) for s in fact.check[1].sources))
     except Exception:
         return None
+
+
+def other_answers(asked: Iterable[tuple[Callable[[], Any], Any]], record: Guard) -> tuple[str, str, str] | None:
+    """The same of callables that answer otherwise."""
+    others = [(ask, then, ask()) for ask, then in asked]
+    others = [one for one in others if one[1] != one[2]]
+    switches = [change for ask, then, _ in others for change in torch_private.other_state(ask, then)]
+    if len(switches) > 1:
+        was, now = (", ".join(f"{one[0]} {one[n]}" for one in switches) for n in (1, 2))
+        return "torch's state", was, now
+    if switches:
+        return f"torch's {switches[0][0]}", str(switches[0][1]), str(switches[0][2])
+    if len(others) == 1 and describe(others[0][1]) in record.check:
+        return record.source, describe(others[0][1]), describe(others[0][2])
+    return None
 
 
 KEPT_BY_C = {"instance_dict": "__dict__", "cell": "cell_contents", "attr": ""}

@@ -7,6 +7,7 @@ object costs one comparison. Facts about dynamic sources are a list of checks ov
 from __future__ import annotations
 
 import abc
+import enum
 import functools
 import types
 import weakref
@@ -25,7 +26,7 @@ from .abstract import NoSubclasses
 from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
-CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size)
 
 
 def holds_one(operand: Any, wanted: set[int]) -> bool:
@@ -52,6 +53,8 @@ def describe(value: Any, limit: int = 60) -> str:
         return shown(value, limit)
     if issubclass(type(value), type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         text = value.__qualname__  # of another callable it could be user code that makes it
+    elif issubclass(type(value), enum.Enum):
+        text = f"{type(value).__qualname__}.{object.__getattribute__(value, '_name_')}"
     else:
         text = f"the same {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

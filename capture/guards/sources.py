@@ -26,6 +26,7 @@ NAMES = (  # how sources are named, and what the user's program says for it
     (re.compile(r"\b[LG](?:\([\w.]+\))?\['([^']+)'\]"), r"\1"),
     (re.compile(r"\bG\(([\w.]+)\)(?![\w.\[])"), r"the globals of \1"),
     (re.compile(r"\bclosure (?:[\w<>]+\.)*(\w+)\.cell_contents\b"), r"\1"),
+    (re.compile(r"(?<![\w.'\"])_[A-Z]\w*\.(\w+)"), r"\1"),  # a function of a class that nobody imports
     (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
     (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
 )

@@ -108,8 +108,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             identified(value) and not (source.name in self.symbolic_places and is_bare(value))
         ):
             if not source.static:
-                named = issubclass(kind, type | types.FunctionType)  # (of another object it may be user code that says)
-                self.guards.check("is", source, value, text=f"is {value.__qualname__ if named else kind.__name__}")
+                self.guards.check("is", source, value, text=f"is {describe(value).removeprefix('the same ')}")
                 if can_die(value):
                     self.guards.root(value)
                 source = Static(source.name, value, source)

@@ -489,11 +489,14 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             )
         if function is builtins.breakpoint:
             raise Break(*BREAKPOINT)
+        if function is builtins.__build_class__:
+            said = "a class statement runs inside the captured code", "define classes outside of the step"
+            raise Break("class made in the step", *said)
         name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
         raise Break(
             "call into C",
             f"{name} is not known to be free of effects",
-            "it runs natively; keep it at the step's ends for one graph",
+            "it runs natively; call it before or after the step for one graph",
         )
 
     def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:

@@ -161,7 +161,7 @@ class TrackingDomain(Operators, Containers):
         if (record := self.objects.record_of(namespace)) is not None and record.source.static:
             return record
         self.objects.namespaces.add(id(namespace))
-        return self.objects.found(namespace, Static(name or f"G({namespace.get('__name__', '?')})", namespace))
+        return self.objects.found(namespace, Static(name or f"G({namespace.get('__name__', 'exec')})", namespace))
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.objects.dict_set(self.globals_record(frame.globals), name, value)
@@ -245,7 +245,7 @@ class TrackingDomain(Operators, Containers):
         if is_kind(exc, torch_private.DATA_DEPENDENT):
             raise decided_by_data()
         if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
-            raise Break("C code that takes no number of ours", str(exc), "it runs natively")
+            raise Break("C code that needs a plain number", str(exc), "it runs natively")
         # (code of ours reads an attribute for itself: what the step asks for is asked by its name)
         if type(exc) is AttributeError and own_instruction(exc) in ("LOAD_ATTR", "LOAD_METHOD"):
             raise Break("interpreter", f"an error of capture's own: {exc}", "it runs natively; please report this")
@@ -367,16 +367,11 @@ class TrackingDomain(Operators, Containers):
     ) -> Any:
         return self.objects.made(super().make_function(frame, code, defaults, kwdefaults, annotations, closure))
 
-    def build_class(self, *args: Any, **kwargs: Any) -> Any:
-        raise Break(
-            "class made in the step",
-            "a class statement runs inside the captured code",
-            "define classes outside of the step",
-        )
-
     def make_generator(self, frame: Frame) -> Any:
         if frame.code.co_flags & inspect.CO_COROUTINE:  # (one that is made and dropped warns that nobody awaited it)
-            raise Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
+            stop = Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
+            stop.places, stop.frame = stop.places and stop.places[:-1], frame.back  # the line that makes it
+            raise stop
         self.generators.append(frame)
         return self.objects.made(super().make_generator(frame))
 

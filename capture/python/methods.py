@@ -198,7 +198,7 @@ class Methods(CallParts):
         raise Break(
             "method in C",
             f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",
-            "it runs natively",
+            "it runs natively; call it before or after the step for one graph",
         )
 
     def of_match(self, match: re.Match, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:

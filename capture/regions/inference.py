@@ -64,15 +64,15 @@ class InferenceModes:
             return self.objects.made(contextlib.nullcontext())  # (it would switch gradients on as well)
         free = not self.writer.is_inner and not self.writer.recomputed and self.open is None
         if mode is not True or not free or not self.allowed or torch.is_inference_mode_enabled():
-            raise Break("object made in C", "torch._C._InferenceMode", HINT)
+            raise Break("object made in C", "torch.inference_mode", HINT)
         if not self.tensors.whole_step:
-            raise Break("object made in C", "torch._C._InferenceMode, for a foreign backend", HINT)
+            raise Break("object made in C", "torch.inference_mode, for a foreign backend", HINT)
         made: InferenceMode = self.objects.made(InferenceMode(mode))
         return made
 
     def enter(self, mode: InferenceMode) -> None:
         if self.open is not None or mode.guard is not None:
-            raise Break("object made in C", "torch._C._InferenceMode", HINT)
+            raise Break("object made in C", "torch.inference_mode", HINT)
         self.mark(begin_inference)
         mode.guard = InferenceGuard(True)
         mode.guard.__enter__()
@@ -81,7 +81,7 @@ class InferenceModes:
 
     def leave(self, mode: InferenceMode, *exc: Any) -> None:
         if self.open is not mode:
-            raise Break("object made in C", "torch._C._InferenceMode", HINT)
+            raise Break("object made in C", "torch.inference_mode", HINT)
         self.failed |= bool(exc) and exc[0] is not None  # (where that ends the trace, its graph ends inside)
         self.restore()
         self.mark(end_inference)
@@ -115,4 +115,4 @@ class InferenceModes:
         module.graph.owning_module = None  # fx warns of bodies that such an owner lacks, and more are to come
         if not written <= made:
             self.failed = True
-            raise Break("object made in C", "torch._C._InferenceMode, in which a tensor from before is changed", HINT)
+            raise Break("object made in C", "torch.inference_mode, in which a tensor from before is changed", HINT)

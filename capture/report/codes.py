@@ -148,7 +148,7 @@ CODES = (
          "attribute of a number",
          "hash of a number that varies",
          "identity of a number", "type of a number", "builtin that fails on a symbolic size", "symbolic size *",
-         "C code that takes no number of ours", "plain value from other values", "*number of numpy's"),
+         "C code that needs a plain number", "plain value from other values", "*number of numpy's"),
         "A learning rate, a size or a count is computed with in a way that a graph cannot say.",
         "Compute it with tensors, or before the step.",
     ),
@@ -213,8 +213,8 @@ CODES = (
         27, "What looks at the running program",
         ("frame object", "inspect.signature", "id()", "identity of *", "object with a finalizer",
          "object dies in the step", "weak reference", "objects of the whole process", "*() in namespaces of its own"),
-        "Frames, addresses, references and namespaces are others in a captured call.", "Look at them outside "
-        "of the step.",
+        "A captured call has other frames, and makes its objects at other times, than plain Python.",
+        "Look at them outside of the step.",
     ),
     Code(
         28, "import in the step", ("import", "import *"),
@@ -238,12 +238,13 @@ CODES = (
         "plain keys.",
     ),
     Code(
-        31, "Functions with a memory or a choice of their own",
+        31, "Functions whose result their arguments do not decide",
         ("cached function", "functools.singledispatch", "context variable", "coroutine", "pickling in the step",
          "method of a plain value", "method of object", "argument named from", "builtin with arguments it "
          "would look into",
          "keyword arguments built across a graph break"),
-        "What it gives depends on more than its arguments.", "Call it before the step and pass the result.",
+        "A cache, the context or an event loop decides too, or what stands in the arguments is "
+        "not known while capturing.", "Call it before the step and pass the result; await a coroutine outside of it.",
     ),
     Code(
         32, "A debugger is entered", ("breakpoint",),
@@ -252,7 +253,7 @@ CODES = (
     ),
     Code(
         33, "An instruction that is not understood", ("interpreter", UNRAISED),
-        "That is an error of ours.", "Please report it.",
+        "That is a bug of moebius; the result is right.", "Please report it.",
     ),
     Code(
         34, "A write into experts that live on other ranks", ("write into experts on other ranks",),

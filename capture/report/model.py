@@ -80,6 +80,8 @@ class Findings:
         """What became of the call, or of the calls so far, in a few words."""
         if self.calls is None:
             return f"this call: {self.status}"
+        if not self.calls[1]:
+            return "calls of functions below it are not counted" if self.graphs else "not called"
         return f"{self.calls[0]} of {plural(self.calls[1], 'call')} hit"
 
     @property
@@ -105,8 +107,9 @@ class Findings:
     @property
     def captured_share(self) -> float | None:
         """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted, or of all calls
-        so far, where what ran natively after graph breaks was not."""
-        total = 0 if self.calls is not None and self.breaks else sum(self.coverage.values())
+        so far, where what ran natively was not."""
+        partly = self.calls is not None and (self.breaks or self.status == "native")
+        total = 0 if partly else sum(self.coverage.values())
         return self.coverage["captured"] / total if total else None
 
     def source_lines(self) -> dict[str, dict[int, str]]:

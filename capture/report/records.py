@@ -55,19 +55,22 @@ class GraphBreak:
     def did_not_come(self) -> None:
         """Python has raised nothing here: the exception was an error of capture's own."""
         if self.reason != UNRAISED:
-            self.reason, self.hint = UNRAISED, "an error of ours, which changes no result: please report it"
+            self.reason, self.hint = UNRAISED, "a bug of moebius, which changes no result: please report it"
             self.detail = f"Python raises nothing where capture saw that {self.detail}"
 
 
 def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:
     """Breaks of one cause (the same thing at the same line: in each iteration of a loop, or at each layer) as one that
-    has the sum of their costs, and how many they are; the dearest first."""
+    has the sum of their costs, and how many they are; the dearest first. What runs natively after one that stands in a
+    call holds what runs after the same one there."""
     alike: dict[tuple[str, str, str, int], list[GraphBreak]] = {}
     for item in breaks:
         alike.setdefault((item.reason, item.detail, item.file, item.line), []).append(item)
     found = []
     for items in alike.values():
-        costs = [item.cost_us for item in items if item.cost_us is not None]
+        stacks = {item.stack for item in items}
+        outer = [one for one in stacks if any(one[-len(inner) :] == inner for inner in stacks - {one, ()})]
+        costs = [item.cost_us for item in items if item.cost_us is not None and item.stack not in outer]
         found.append((replace(items[0], cost_us=sum(costs) if costs else None), len(items)))
     return sorted(found, key=lambda each: -(each[0].cost_us or 0.0))
 

@@ -22,6 +22,7 @@ from .words import (
     COUNTING_STOPPED,
     NOTHING_COUNTED,
     ONLY_CAPTURED,
+    RAN_AS_PYTHON,
     counted_once,
     duration,
     percent,
@@ -93,7 +94,8 @@ def coverage_bar(report: Findings, width: int) -> Text:
     total = sum(report.coverage.values())
     text = Text()
     if not total:
-        return text.append(NOTHING_COUNTED if report.graphs else "no user instructions ran", style="dim")
+        said = "no user instructions ran" if report.status != "native" else RAN_AS_PYTHON
+        return text.append(NOTHING_COUNTED if report.graphs else said, style="dim")
     for how, symbol in (("captured", "█"), ("opaque", "▒"), ("native", "░")):
         count = report.coverage[how]
         cells = max(1, round(width * count / total)) if count else 0

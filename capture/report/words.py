@@ -71,7 +71,8 @@ def counted_once(count: int) -> str:
 
 
 NOTHING_COUNTED = "no instruction was counted: only those of your own code in files are, not those of libraries"
-ONLY_CAPTURED = "what ran natively after graph breaks was not counted: explain one call to count it"
+RAN_AS_PYTHON = "no instruction was counted: it runs as Python"
+ONLY_CAPTURED = "what ran natively was not counted: explain one call to count it"
 COUNTING_STOPPED = (
     "more ran natively: counting stopped in a long native part, so that its time could be measured; explain a later"
     " call to count all"

@@ -417,7 +417,7 @@ class Gradients:
                     raise Break(
                         "Tensor.backward",
                         "what it goes back through was computed before an earlier graph break",
-                        "move what breaks the graph between the forward part and this call behind it",
+                        "remove the graph breaks before this call, or move what breaks there behind it",
                     )
                 found[id(leaf)] = leaf
         return list(found.values()), seen

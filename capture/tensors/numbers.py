@@ -101,7 +101,7 @@ class Numbers:
         writer = self.writer
         if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
             detail = f"{name} in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("call into C", detail, "it runs natively; keep it at the step's ends for one graph")
+            raise Break("call into C", detail, "it runs natively; call it before or after the step for one graph")
         node = writer.node("call_function", function, args, {})
         node.meta["val"] = None
         return node

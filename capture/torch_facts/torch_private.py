@@ -7,9 +7,11 @@ Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13). Nothing
 from __future__ import annotations
 
 import contextlib
+import json
 import linecache
 import logging
 import os
+import re
 import sys
 import threading
 import types
@@ -483,6 +485,15 @@ def in_checkpoint() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
+READERS: dict[str, Callable[[], Any]] = {
+    "number of function modes": torch._C._len_torch_function_stack,
+    "number of dispatch modes": torch._C._len_torch_dispatch_stack,
+    "inference mode": torch.is_inference_mode_enabled,
+    "jit.trace": torch._C._is_tracing,
+    "func transform": in_function_transform,
+}
+
+
 def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 
@@ -490,17 +501,21 @@ def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     function or dispatch mode was entered (a default device is such a mode), nor a transform of ``torch.func`` or
     ``torch.jit.trace``.
     """
-    lengths = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)
-    modes = (torch.is_inference_mode_enabled, torch._C._is_tracing, in_function_transform)
-    readers: tuple[Callable[[], Any], ...] = (*lengths, *modes)
-    return ((GlobalStateGuard().check, True), *((reader, reader()) for reader in readers))
+    return ((GlobalStateGuard().check, True), *((reader, reader()) for reader in READERS.values()))
 
 
-def answer_in_words(ask: Callable[[], Any]) -> str:
-    """What changed for a reader of ``global_state``, or any other callable that a guard asks."""
-    if isinstance(owner := getattr(ask, "__self__", None), GlobalStateGuard):
-        return f"another {', '.join(owner.reason().split())}"
-    return f"{getattr(ask, '__name__', 'it').strip('_')} gives another answer"
+def other_state(ask: Callable[[], Any], then: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Of a function of ``global_state`` that answers otherwise by now: what it is about, what that was and is."""
+    if not isinstance(before := getattr(ask, "__self__", None), GlobalStateGuard):
+        yield from ((name, then, ask()) for name, reader in READERS.items() if reader is ask)
+        return
+    was, now = (json.loads(state.__getstate__()) for state in (before, GlobalStateGuard()))  # type: ignore[arg-type]
+    for name in before.reason().split():
+        known = type(now.get(name)) is bool or name == "num_threads"
+        if (found := re.fullmatch(r"autocast\((\w+)\)_enabled", name)) is not None:
+            known, now[name] = True, torch.is_autocast_enabled(found[1])
+            was[name] = not now[name]
+        yield name, *((was[name], now[name]) if known else ("one", "another"))
 
 
 def raw_symbol(value: Any) -> Any:

@@ -58,9 +58,9 @@ class Assumptions:
     outside: why they may not, and what to do about it.
     compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
     unrolled: loops over ranges, and branches, that cannot be recorded as one node; blockers: the graph break that says
-    why, for those in which it stands. by_number, not_by_number: loops over
-    hits that are taken as one iteration for each expert, and those that this does not help. options: what the callable
-    was captured with.
+    why, for those in which it stands; split: the same for loops over hits in which a graph ends. by_number,
+    not_by_number: loops over hits that are taken as one iteration for each expert, and those that this does not help.
+    options: what the callable was captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     not_bounds: calls of max() and min() of integers in tensors that give more than a number (``Bound``).
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
@@ -91,6 +91,7 @@ class Assumptions:
     compiling_for: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
     blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
+    split: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_bounds: set[tuple[types.CodeType, int]] = field(default_factory=set)
@@ -164,6 +165,7 @@ class Assumptions:
         self.thin, self.thick = above.thin, above.thick
         self.logs |= above.logs
         self.together |= above.together
+        self.split |= above.split
         self.below, self.unpredictable = above.below, above.unpredictable
 
     def open_places(self) -> OpenPlaces:

@@ -36,22 +36,27 @@ def lines_of(loop: Loop) -> range:
     return range(first, max([i.line for i in instructions[index:end] if i.line is not None], default=first) + 1)
 
 
-def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
+def blocked(loops: Iterable[Loop], stopped: Stop | None) -> dict[Loop, Stop]:
     """Of the loops that are unrolled for a graph break: those that it stands in."""
+    if stopped is None:
+        return {}
     places = {(file, line) for file, line, _ in stopped.stack} | {(stopped.file, stopped.line)}
     return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
 
 
-def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop]) -> None:
+def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop], split: Mapping[Loop, Stop]) -> None:
     """Give each region that is refused for what stands between its iterations the loop's own place, and the line that
-    blocks it. A proof that failed in the iterations says by itself where, and stands for the loop alone."""
+    blocks it. A proof that failed in the iterations says by itself where, and stands for the loop alone; but not where
+    a graph break splits the loop, of which it has seen a part. known: loops unrolled for a break that is gone by that.
+    """
+    known = {**known, **split}
     inside: dict[Loop, list[ExpertRegion]] = {}
     for region in regions:
         around = [loop for loop in known if region.file == loop[0].co_filename and region.line in lines_of(loop)]
         if around and not region.lowered:
             inside.setdefault(min(around, key=lambda loop: len(lines_of(loop))), []).append(region)
     for loop, found in inside.items():
-        unsaid = [region for region in found if (region.refusal or "").startswith(DIFFERENT)]
+        unsaid = [one for one in found if loop in split or (one.refusal or "").startswith(DIFFERENT)]
         if len(unsaid) < len(found):
             regions[:] = [region for region in regions if not any(region is one for one in unsaid)]
             continue

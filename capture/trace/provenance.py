@@ -85,6 +85,8 @@ def by_source(name: str, source: str, code: types.CodeType) -> str:
     if source == f"L[{name!r}]":
         return set_at(name, code)
     path = as_written(source)
+    if path == f"cell {name}":
+        return ""
     return f"the global {path}" if source.startswith("G(") else f"read from {path}"
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame, Program, is_kind
+from moebius.interpreter import UNSET, Frame, is_kind
 
+from ..bytecode.counting import counted
 from ..bytecode.user_code import is_library
 from ..codegen.continuation_code import is_own
 from ..guards.recorder import GuardRecorder, describe
@@ -55,10 +56,10 @@ class Recorder:
         self.plain(frame)
         if is_library(frame.code.co_filename):
             return
-        program = frame.program
-        if frame.pc <= begins_behind(program):
+        instruction = frame.program.instructions[frame.pc]
+        if not counted_of(frame.code)[instruction.offset >> 1]:  # what stands before its first line, or is ours
             return
-        line = program.instructions[frame.pc].line
+        line = instruction.line
         at, before, place = self.newest.get(frame, (-1, -1, -1))
         if line is not None and (line != before or frame.pc < place):
             at, before = self.add(frame, line), line
@@ -91,10 +92,7 @@ class Recorder:
         Recordings.kept.append(recording)
 
 
-@functools.cache
-def begins_behind(program: Program) -> int:
-    """The last instruction of a function's that stands before its first line: the first RESUME."""
-    return next((i for i, one in enumerate(program.instructions) if one.opname == "RESUME"), -1)
+counted_of = functools.lru_cache(256)(counted)
 
 
 def numbered(graph: fx.Graph, bodies: dict[str, fx.GraphModule], indent: str = "") -> Iterator[tuple[int, str]]:

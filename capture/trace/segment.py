@@ -136,7 +136,7 @@ def build(
         EffectReplay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
-        name_blockers(lowered.regions if lowered else [], attempt.assumptions.blockers)
+        name_blockers(lowered.regions if lowered else [], attempt.assumptions.blockers, attempt.assumptions.split)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         owners = state_owners(attempt)
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks

@@ -23,7 +23,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import Place
 from ..bytecode.stack_layout import handled_places, run_again
-from ..bytecode.user_code import is_library
+from ..bytecode.user_code import is_library, shown_code
 from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
@@ -181,7 +181,7 @@ class Trace:
         while frame is not None and is_library(frame.code.co_filename):
             frame = frame.back
         if frame is None:
-            code = self.request.code
+            code = shown_code(self.request.function)
             return code.co_filename, code.co_firstlineno
         return frame.code.co_filename, frame.line or frame.code.co_firstlineno
 
@@ -510,6 +510,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
     assumptions.logs |= attempt.objects.appended()
+    assumptions.split |= blocked(attempt.in_hits, attempt.graph_break)
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)

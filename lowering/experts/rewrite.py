@@ -288,6 +288,7 @@ def replace_piece(
         iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
+            region.top_k = None if apart else region.top_k  # (of the rows; nobody has seen what they are of the tokens)
             skip_unused(downs, opened, iterations.stacked)
             iterations.draw_elsewhere()
             for down, part in zip(downs, parts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 from typing import Any
 
 import pytest
@@ -115,8 +116,72 @@ CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in it
 
 
 def test_the_switch_that_was_thrown_is_named():
-    found = [r.new for r in stats(modes()).recompiles]
-    assert found == ["another grad_mode", "another grad_mode, is_inference_mode_enabled gives another answer"]
+    assert [r.change for r in stats(modes()).recompiles] == [
+        "torch's grad_mode was False, is True",
+        "torch's state was grad_mode True, inference mode False, is grad_mode False, inference mode True",
+    ]
+
+
+class Point:
+    def __init__(self, side):
+        self.side = side
+
+    def area(self, x):
+        return x * self.side
+
+
+class Cube(Point):
+    pass
+
+
+Colour = enum.Enum("Colour", "RED BLUE")
+TWICE = [torch.ones(2), torch.ones(2)]
+CHANGES = {  # what the step does with its arguments, those of its calls, and what the last of them changed
+    "len(items) was 2, is 3": (lambda x, items: x * sum(items), [1, 2], [1, 2, 3]),
+    "items[0] was 1, is 5": (lambda x, items: [x * i for i in items], [1, 2], [5, 2]),
+    "len(t) was 2, is 3": (lambda x, t: x * len(t), (1, 2), (1, 2, 3)),
+    "len(q) was 1, is 2": (lambda x, q: x * len(q), collections.deque([1]), collections.deque([1, 2])),
+    "q[1] was 2, is 3": (lambda x, q: x * q[1], collections.deque([1, 2]), collections.deque([1, 3])),
+    "d.keys() was {'a'}, is {'a', 'b'}": (lambda x, d: [x * v for v in d.values()], {"a": 1}, {"a": 1, "b": 2}),
+    "d.keys() was {'a', 'b'}, is {'b', 'a'}": (
+        lambda x, d: [x * v for v in d.values()], {"a": 1, "b": 2}, {"b": 2, "a": 1},
+    ),
+    "d['b'] was missing, is 2": (lambda x, d: x * d.get("b", 1), {"a": 1}, {"b": 2}),
+    "s was {1, 2}, is {1, 3}": (lambda x, s: x * 2 if 3 in s else x, {1, 2}, {1, 3}),
+    "n was of type float, is of type str": (lambda x, n: x * n if type(n) is float else x, 2.5, 3.5, "a"),
+    "c was of type Point, is of type Cube": (lambda x, c: c.area(x), Point(1), Cube(1)),
+    "c.side was 1, is 2": (lambda x, c: c.area(x), Point(1), Point(2)),
+    "c was Colour.RED, is Colour.BLUE": (lambda x, c: x * 2 if c is Colour.RED else x, *Colour),
+    "f was relu, is sigmoid": (lambda x, f: f(x), torch.relu, torch.sigmoid),
+    "r was range(0, 2), is range(0, 3)": (lambda x, r: [x * i for i in r], range(2), range(3)),
+    "s was torch.Size([2, 1]), is torch.Size([1, 2])": (
+        lambda x, s: x.view(s), torch.Size([2, 1]), torch.Size([1, 2]),
+    ),
+    "p[0] is p[1] was False, is True": (lambda x, p: x * p[0] * p[1], TWICE, [TWICE[0]] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_a_change_is_told_as_the_program_writes_it(said):
+    function, *given = CHANGES[said]
+    step = capture(function)
+    for value in given:
+        step(torch.ones(2), value)
+    assert stats(step).recompiles[-1].change == said
+
+
+def test_the_changed_part_of_a_function_is_named():
+    def helper(x, k=1):
+        return x * k
+
+    step = capture(lambda x: helper(x))
+    step(torch.ones(2))
+    helper.__defaults__ = (2,)
+    step(torch.ones(2))
+    helper.__code__ = (lambda x, k: x + k).__code__
+    step(torch.ones(2))
+    names = [recompile.guard.rpartition(".")[2] for recompile in stats(step).recompiles]
+    assert names == ["__defaults__", "__code__"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,7 +212,7 @@ def test_tensors_as_keys_are_told_apart_without_comparing_them():
     assert step(torch.ones(2)).tolist() == [3.0, 3.0]
     del keyed[first]
     assert step(torch.ones(2)).tolist() == [2.0, 2.0]
-    assert any("key" in f"{recompile.old} {recompile.new}" for recompile in stats(step).recompiles)
+    assert any("keys()" in recompile.guard for recompile in stats(step).recompiles)
 
 
 class Asked(dict):

@@ -13,6 +13,7 @@ from reconciling import plain_counts, reported_counts
 from moebius import capture, disable, explain, stats
 from moebius.cache import native_counts
 from moebius.codegen import native_parts
+from moebius.report.records import GraphBreak, counted
 
 SLEEP = 0.02
 
@@ -211,3 +212,14 @@ def test_a_script_s_report_has_costs() -> None:
     found = captured_of(captured)
     assert found is not None and stats(captured).breaks
     assert (report_of(found).breaks[0].cost_us or 0.0) >= SLEEP * 1e6
+
+
+def test_a_break_in_a_call_is_not_paid_twice() -> None:
+    """What runs natively after the caller's break is the call, and in it what runs natively after the callee's own."""
+    inside, around = ("train.py", 9, "helper"), ("train.py", 3, "step")
+    found = [GraphBreak("r", "d", "h", *inside, "CALL", (inside,), cost) for cost in (2.0, 3.0)]
+    calls = [GraphBreak("r", "d", "h", *inside, "CALL", (around, inside), 1000.0)]
+    ((merged, count),) = counted([*found, *calls])
+    assert (merged.cost_us, count) == (5.0, 3)
+    ((merged, _),) = counted(calls)
+    assert merged.cost_us == 1000.0

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
+from moebius import capture, explain
+from moebius.api import captured_of, report_of
+from moebius.bytecode.user_code import is_ours
 from moebius.report import Guard, Report
 from moebius.report.records import Recompile
 from moebius.report.text import render
@@ -23,7 +30,7 @@ def test_plain_when_printed_to_a_pipe(report: Report, capsys: pytest.CaptureFixt
 def test_of_all_calls_no_share_is_said_where_native_parts_were_not_counted(report: Report) -> None:
     report.calls = 3, 4, 1
     text = render(report, width=120)
-    assert report.breaks and "100 instructions captured; what ran natively after graph breaks was not counted" in text
+    assert report.breaks and "100 instructions captured; what ran natively was not counted" in text
     report.breaks = []
     assert "90.0% of 100 instructions captured" in render(report, width=120)
 
@@ -150,3 +157,56 @@ def test_what_a_reader_is_told_of_breaks_that_go_and_of_guards(report: Report) -
     assert Recompile("k", "1", "9", "train.py", 3).change == "k was 1, is 9"
     text = str(report)
     assert "all guards together" in text or "that were timed together" in text
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield doubled(x)
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return doubled(x)
+
+
+@pytest.mark.parametrize("function", [rows, later])
+def test_a_generator_or_coroutine_function_is_said_to_run_as_python(function: Any) -> None:
+    """Calling it runs nothing, and what runs later is not captured; the functions that it calls are."""
+    captured = capture(function)
+    for report in (explain(captured)(torch.ones(2)), report_of(captured_of(captured))):
+        assert report.status == "native" and "runs as Python" in report.verdict, report.verdict
+        assert report.captured_share is None and "it runs as Python" in render(report)
+        if function is later and asyncio.iscoroutine(report.result):
+            report.result.close()
+
+
+def test_what_the_step_makes_is_named_at_its_line() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        class Local:
+            factor = 3
+
+        waiting = later(x)
+        waiting.close()
+        return x * Local.factor
+
+    found = {item.reason: item for item in explain(step)(torch.ones(2)).breaks}
+    line = step.__code__.co_firstlineno
+    assert (found["class made in the step"].line, found["coroutine"].line) == (line + 1, line + 4)
+    assert found["coroutine"].excerpt is not None and found["coroutine"].excerpt.expression == "later(x)"
+
+
+def test_no_place_or_name_of_moebius_is_shown() -> None:
+    """Neither of what calls a captured module, nor of what stands in for a library's code."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    reports = [explain(capture(one))(torch.ones(2)) for one in (model, step)]
+    guards = [guard for report in reports for guard in report.guards]
+    assert guards and not [guard for guard in guards if is_ours(guard.file) or guard.source.startswith("Range.")]

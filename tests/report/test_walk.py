@@ -229,3 +229,19 @@ def test_help_has_a_line_for_each_command(recordings: list[Recording]) -> None:
             assert f"\n{name[3]}" in text and name[4:] in text
     assert "End of the input" not in text and text.count("to the next line of this function") == 2
     assert "no command 'nothing'" in text
+
+
+def test_a_continuation_begins_at_the_users_line(recordings: list[Recording]) -> None:
+    """Not at the ``def``, where the instructions stand that put its frame together again."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        for _ in range(2):
+            with open(os.devnull) as file:
+                y = y * len(file.read(0) + "a")
+        return y
+
+    capture(step, backend="eager")(torch.ones(2))
+    first = step.__code__.co_firstlineno
+    assert len(recordings) > 2
+    assert all(moment.line > first for recording in recordings for moment in recording.moments)
