@@ -44,7 +44,6 @@ def place_parameters(
         for parameter in moving:
             copy_from_first_rank(parameter, mesh)
             _take_place(parameter, _split(parameter, mesh, placements))
-            parameter.whole_copy.keeps = True
             if parameter.requires_grad:
                 keep_grad_sharded(parameter)
     return moving
