@@ -181,7 +181,7 @@ WAYS = {  # model, step, tokens of each rank (of each step)
     "experts that no token reaches": (OfModules, once, (1, 0)),
     "below a break": (BelowABreak, once, (5, 8)),
     "all native": (AllNative, once, (5, 8)),
-    "experts that cannot move": (Model, once, (5, 8)),
+    "experts that cannot move": (Model, once, [(5, 8), (5, 8), (5, 1), (5, 8)]),  # (one rank captures a batch of 1)
     "checkpoint": (Checkpointed, once, (5, 8)),
     "reentrant checkpoint": (Reentrant, once, (5, 8)),
 }
