@@ -52,12 +52,14 @@ class Placement:
 
     def place(self, options: Options) -> None:
         """Collective. If it cannot be done nothing was moved; the whole parameters give the right result too."""
-        from moebius.lowering.distribution import PlacementError, place_parameters, place_state
+        from moebius.lowering.distribution import DistributionError, PlacementError, place_parameters, place_state
 
         try:
             place_parameters(self.parameters, [], options.mesh, self.plan)
         except PlacementError as error:
             warn(f"moebius: experts stay whole on each rank: {error}")
+        except DistributionError as error:  # no failure of capture: natively it would go on without the other ranks
+            raise MeshError(str(error)) from error
         for optimizer in list(met):  # before it is captured again: then a graph has its state
             place_state(optimizer)
 

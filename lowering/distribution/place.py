@@ -23,7 +23,7 @@ from moebius.kernels import experts
 from moebius.lowering.distribution.backward import promises
 from moebius.lowering.distribution.exchange import reached_experts, remember_axis
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, outline, own_experts
-from moebius.lowering.distribution.placement import place_parameters, to_graph_input
+from moebius.lowering.distribution.placement import place_parameters, stays_whole, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
 from moebius.lowering.distribution.sharded import Sharded
@@ -101,7 +101,7 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
         if node.op == "placeholder" and node.meta.get("placement") == "as is" and node.meta.get("wants_shard"):
             tensor = _real(node)
             plain = isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded)
-            if plain and not is_left_to_fsdp(tensor):
+            if plain and not is_left_to_fsdp(tensor) and not stays_whole(tensor):
                 found.append(tensor)
     return found
 

@@ -1,6 +1,7 @@
 """Moves parameters to the ranks that own them, and back, in place: the objects that model and optimizer hold stay."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,14 @@ from moebius.lowering.distribution.plan import Plan
 from moebius.lowering.distribution.reduce import release, watch_again
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, own_rows, shard_rows, sharded
 from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
+
+STAYING: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: what could not move, on all ranks
+
+
+def stays_whole(parameter: torch.Tensor) -> bool:
+    """Whether it was to move, and could not. A later capture does not try again: it may be one rank's alone."""
+    known = STAYING.get(id(parameter))
+    return known is not None and known() is parameter
 
 
 @torch.inference_mode(False)
@@ -34,7 +43,11 @@ def place_parameters(
         return []
     for parameter in moving:
         release(parameter)
-    _agree(moving, mesh)
+    try:
+        _agree(moving, mesh)
+    except PlacementError:
+        STAYING.update((id(parameter), weakref.ref(parameter)) for parameter in moving)
+        raise
     placements: list[Placement] = [Replicate()] * mesh.ndim
     placements[plan.axis_index(mesh)] = Shard(0)
     with torch.no_grad():
@@ -44,7 +57,6 @@ def place_parameters(
         for parameter in moving:
             copy_from_first_rank(parameter, mesh)
             _take_place(parameter, _split(parameter, mesh, placements))
-            parameter.whole_copy.keeps = True
             if parameter.requires_grad:
                 keep_grad_sharded(parameter)
     return moving
@@ -135,7 +147,7 @@ def _obstacle(parameter: torch.Tensor) -> str | None:
     if references(parameter) > 1:
         return (
             f"{what} is held by a live autograd graph, or by DistributedDataParallel around the model; free the losses "
-            f"of earlier calls first, and do not wrap the model"
+            f"of earlier calls before the first captured one, and do not wrap the model"
         )
     return None
 

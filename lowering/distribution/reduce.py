@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -233,6 +234,7 @@ class Reducer:
 
 
 REDUCERS: dict[tuple[Any, int], Reducer] = {}
+MODULES: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that a mesh has met
 FSDP_MODULES: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # that a mesh has met
 FSDP_PARAMETERS: dict[int, weakref.ref[torch.Tensor]] = {}  # of those, by id
 PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
@@ -258,6 +260,7 @@ def average_gradients(
             "model, or pass what is wrapped (its .module); no_sync() is not needed"
         )
     found = [*(p for module in modules for p in module.parameters()), *tensors]
+    MODULES.update(inner)
     leave_to_fsdp(inner, mesh)
     parameters = [p for p in found if isinstance(p, torch.nn.Parameter) and not is_left_to_fsdp(p)]
     parameters = list({id(p): p for p in parameters}.values())
@@ -339,6 +342,15 @@ def reducer_of(parameter: torch.Tensor) -> Reducer | None:
     return reducer if reducer is not None and reducer.known[place].parameter() is parameter else None
 
 
+def averaging_mesh() -> Any:
+    """The mesh over which gradients are averaged, of parameters that there are; None where there is none. Raises
+    DistributionError where there are meshes of other ranks."""
+    known = [found.mesh for found in REDUCERS.values() if any(one.parameter() is not None for one in found.known)]
+    if len({frozenset(mesh.mesh.flatten().tolist()) for mesh in known}) > 1:
+        raise DistributionError("gradients are averaged over meshes of other ranks; call it in the captured function")
+    return known[0] if known and dist.is_initialized() else None
+
+
 def number_of(parameter: Any) -> int | None:
     """Which of the parameters that a mesh averages it is: the same number on all ranks."""
     reducer = reducer_of(parameter)
@@ -348,6 +360,12 @@ def number_of(parameter: Any) -> int | None:
 def is_averaged(parameter: torch.Tensor) -> bool:
     """Whether some mesh averages this parameter's gradient, or FSDP2 over the ranks of one."""
     return reducer_of(parameter) is not None or is_left_to_fsdp(parameter)
+
+
+def are_of_a_mesh(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether some of them live on ranks, or are in modules that a mesh has met: in the place of others, by now."""
+    met = {id(parameter) for module in list(MODULES) for parameter in module.parameters(recurse=False)}
+    return any(isinstance(parameter, Sharded) or id(parameter) in met for parameter in parameters)
 
 
 def release(parameter: torch.Tensor) -> None:

@@ -37,6 +37,11 @@ from moebius.lowering.distribution.torch_private import (
 from moebius.lowering.planner.traffic import chunk_span
 from moebius.lowering.step.hooks import RankHook
 
+NO_ADDRESS = (
+    "the values of a parameter that lives on the ranks have no address of their own (what asks for it, safetensors or "
+    "a kernel of your own, would read or write memory that is something else's); give it full_tensor(), to be read, or "
+    "call collect_parameters(model.parameters()) first, on all ranks"
+)
 UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
@@ -88,7 +93,32 @@ else:
     Base = object
 
 
-class Sharded(Base):
+class Readable(Base):
+    """What reads the memory of a tensor that is not all in this rank's: its values, gathered, to read alone."""
+
+    def values(self) -> torch.Tensor:
+        """All of it, as an ordinary tensor."""
+        raise NotImplementedError
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The values, gathered, as an array that cannot be written into. Collective."""
+        found = self.values().detach().requires_grad_(self.requires_grad).numpy(force=force)
+        found.flags.writeable = False
+        return found
+
+    def tolist(self) -> Any:
+        """The values, gathered. Collective."""
+        return self.values().tolist()
+
+    def data_ptr(self) -> int:
+        """Raises DistributionError: nowhere is there memory that has the tensor."""
+        raise DistributionError(NO_ADDRESS)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise DistributionError(NO_ADDRESS)
+
+
+class Sharded(Readable):
     """A tensor whose first axis is split over the ranks of one mesh axis; its meaning is that of the whole tensor.
 
     Shape, strides and dtype are the whole tensor's. A result stays sharded where each of its rows depends on the same
@@ -117,9 +147,20 @@ class Sharded(Base):
         """The memory of this rank's rows: what a count of bytes wants to see."""
         return self.local.untyped_storage()
 
-    def data_ptr(self) -> int:
-        """The address of this rank's rows."""
-        return self.local.data_ptr()
+    @property
+    def _is_param(self) -> bool:
+        """What torch sets where a tensor of another class becomes a parameter (``load_state_dict(assign=True)``)."""
+        return bool(vars(self).get("is_parameter"))
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        vars(self)["is_parameter"] = self.whole_copy.keeps = value
+
+    def values(self) -> torch.Tensor:
+        """The whole tensor to read, unknown to autograd. Collective, where it is not there."""
+        if not self.whole_copy.is_there():
+            agree(self.shards.device_mesh, f"reading a parameter of shape {tuple(self.shape)}")
+        return self.whole_copy.read(self.shards)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Sharded(shape={tuple(self.shape)}, local={tuple(self.local.shape)}, mesh={self.shards.device_mesh})"
@@ -168,7 +209,6 @@ class Sharded(Base):
             twin: Any = sharded(self.shards.clone())  # type: ignore[arg-type]
             if isinstance(self, torch.nn.Parameter):
                 twin = torch.nn.Parameter(twin, self.requires_grad)
-                twin.whole_copy.keeps = True
             if self.requires_grad:
                 keep_grad_sharded(twin.requires_grad_())
             if self.grad is not None:
@@ -247,6 +287,8 @@ class Sharded(Base):
         if is_view(func):
             found = _views_of_rows(func, flat, spec, first)
             return on_whole_tensors() if found is None else found
+        if not is_mutable(func) and _fails_without_rows(func, flat, spec):
+            return on_whole_tensors()
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
             return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs), asked))
@@ -310,15 +352,38 @@ def _rows_of_each(view: torch.Tensor, base: Sharded) -> int:
     within = view.storage_offset() + sum((size - 1) * step for size, step in reach) < stride
     even = count == 1 or rows % like.device_mesh.size(split_axis(like)) == 0
     plain = view.dtype == base.dtype and not (view.is_conj() or view.is_neg())
-    alike = all(part.stride() == base.stride() for part in by_rank(like.to_local()))
+    alike = all(_strides_fit(part, base.stride()) for part in by_rank(like.to_local()))
     return count if within and even and plain and alike else 0
 
 
 @for_each_rank
+def _strides_fit(part: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether a rank's rows lie as the whole tensor would: the rank may have one of them, or none."""
+    each = zip(part.shape, part.stride(), strides, strict=True)
+    return not part.numel() or all(mine == whole for size, mine, whole in each if size > 1)
+
+
 def _rows_viewed(
     local: torch.Tensor, count: int, shape: torch.Size, stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     return local.as_strided((len(local) * count, *shape), stride, local.storage_offset() + offset)
+
+
+def _fails_without_rows(func: Any, flat: list[Any], spec: Any) -> bool:
+    """Whether an operator fails on a rank that has no rows (the greatest of none), where there is one. The same on all
+    ranks."""
+    like = next(value for value in flat if isinstance(value, Sharded)).shards
+    ranks = like.device_mesh.size(split_axis(like))
+    low, high = chunk_span(like.shape[0], ranks, ranks - 1)
+    if low < high:
+        return False
+    none = [torch.empty((0, *v.shape[1:]), dtype=v.dtype) if isinstance(v, Sharded) else v for v in flat]
+    args, kwargs = tree_unflatten(none, spec)
+    try:
+        func(*args, **kwargs)
+    except (RuntimeError, IndexError):
+        return True
+    return False
 
 
 def _with_own_data(func: Any, flat: list[Any]) -> bool:
@@ -373,7 +438,7 @@ class MixedRule:
             _unscale(*args)
 
 
-class Gathered(torch.Tensor):
+class Gathered(Readable, torch.Tensor):
     """A gathered copy of what would be a view into a parameter, had one rank all of it: to read, not to write into."""
 
     whole: torch.Tensor
@@ -383,6 +448,9 @@ class Gathered(torch.Tensor):
         self = wrapper_tensor(cls, whole, False)
         self.whole = whole
         return self
+
+    def values(self) -> torch.Tensor:
+        return self.whole
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Gathered({self.whole!r})"

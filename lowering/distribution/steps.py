@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import remember_axis
-from moebius.lowering.distribution.reduce import REDUCERS, is_averaged, reducer_of
+from moebius.lowering.distribution.reduce import REDUCERS, are_of_a_mesh, is_averaged, reducer_of
 from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.sharded import forget_copies
 from moebius.lowering.distribution.torch_private import writes
@@ -23,8 +23,8 @@ from moebius.lowering.step.optimizer_steps import ASKED, before_step, parameters
 
 ALONE = (
     "{} parameters of an optimizer have gradients of this rank alone: a backward() reached them before the captured "
-    "function was seen to train them (a model in a generator, behind __slots__, in another thread?); pass the model, "
-    "or its optimizer, to the captured function"
+    "function was seen to train them (a model in a generator, behind __slots__, in another thread? parameters put in "
+    "the place of others?); pass the model, or its optimizer, to the captured function"
 )
 strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # those that no mesh is seen to train
 
@@ -34,7 +34,7 @@ class Averaged:
 
     def may_step(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = parameters_of(optimizer)
-        if Call.name or self.groups_of(parameters):
+        if Call.name or self.groups_of(parameters) or are_of_a_mesh(parameters):
             refuse([p for p in parameters if p.grad is not None and not is_averaged(p)])
         else:
             strangers.add(optimizer)

@@ -7,18 +7,20 @@ import torch
 from torch import Tensor
 
 from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.reduce import averaging_mesh
 from moebius.lowering.distribution.rendezvous import Call, group_of, headers
 
 
 def share(tokens: Tensor, loss: Tensor, owed: int = 0) -> Tensor:
-    """How many times more tokens this rank has than the ranks of the running call's mesh have on average; 1 where no
-    rank has any, and without a mesh. Collective: a header over each axis. owed: as in :func:`rendezvous.headers`."""
+    """How many times more tokens this rank has than the ranks of the mesh have on average; 1 where no rank has any, and
+    without a mesh: the running call's, or the one that averages what is trained outside of calls. Collective: a header
+    over each axis. owed: as in :func:`rendezvous.headers`."""
     mine = tokens.double().reshape(())
     mine = torch.where((mine >= 0) & mine.isfinite(), mine, torch.nan)
-    total, ranks = mine, 1
-    for axis in range(Call.mesh.ndim if Call.mesh is not None else 0):
-        if (size := Call.mesh.size(axis)) > 1:
-            group = group_of(Call.mesh.get_group(axis))
+    total, ranks, mesh = mine, 1, Call.mesh if Call.name else averaging_mesh()
+    for axis in range(mesh.ndim if mesh is not None else 0):
+        if (size := mesh.size(axis)) > 1:
+            group = group_of(mesh.get_group(axis))
             told = headers(group, total.view(torch.int64).repeat(size), "the tokens of a loss", 0, owed)
             total, ranks = told.view(torch.float64).sum().to(mine.device), ranks * size
     if bool(total.isnan()):

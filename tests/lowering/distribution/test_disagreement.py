@@ -23,13 +23,16 @@ from moebius.lowering.distribution.rendezvous import GROUPS
 D, T = 8, 5
 
 
+HOW_MANY = {"one layer less": 1, "no layers": 0}
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(D, 3)
 
     def forward(self, x, how=""):
-        layers = self.layers[:1] if how == "one layer less" else self.layers
+        layers = self.layers[: HOW_MANY.get(how)]
         for layer in (layers[::-1] if how == "another order" else layers):
             x = layer(x)
         return self.head(x.detach() if how == "detached" else x)
@@ -149,6 +152,22 @@ def test_reading_an_expert_parameter_on_one_rank_is_an_error_on_all(on_ranks):
     for errors in on_ranks(2, read_alone):
         for name, error in zip(READS, errors, strict=True):
             assert "different places: rank 0 is at" in error and "rank 1 is at" in error, name
+
+
+def begin_apart():
+    """What this rank raises in its first call, where the second one's experts are not reached; and as above."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    how = "no layers" if dist.get_rank() == 1 else ""
+    return timed(model, lambda: run(model, optimizer, torch.randn(T, D), how))
+
+
+def test_ranks_of_which_one_moves_experts(on_new_ranks):
+    """Nothing goes on natively on the rank whose capture this ends."""
+    for error, took, same in on_new_ranks(2, begin_apart):
+        assert error and "rank 0 is at moving the parameters" in error and took < 10 and same, error
 
 
 class OtherLayer(Layer):

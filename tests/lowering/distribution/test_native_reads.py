@@ -2,9 +2,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
+import pickle
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -201,3 +205,115 @@ def test_it_is_gathered_once_for_each_write(on_ranks):
     first, second = on_ranks(2, count)
     assert [bool(number) for number in first] == [True, False] * 2
     assert [bool(number) for number in second] == [True, False, False, False] * 2
+
+
+def pickled(weight):
+    return pickle.loads(pickle.dumps(weight))
+
+
+def saved(weight):
+    file = io.BytesIO()
+    torch.save(weight, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def solved(w):
+    return torch.linalg.solve(w @ w.mT + torch.eye(A), w)
+
+
+def by_safetensors(weight):
+    return safetensors.torch.load(safetensors.torch.save({"weight": whole(weight)}))["weight"]
+
+
+NUMBERS = {  # of experts' weights [E, A, B] without gradients, as logs, metrics, checks and files take them
+    "numpy": lambda w: torch.tensor(w.numpy()), "cpu().numpy": lambda w: torch.tensor(w.cpu().numpy()),
+    "asarray": lambda w: torch.tensor(np.asarray(w)), "numpy, forced": lambda w: torch.tensor(w.numpy(force=True)),
+    "tolist": lambda w: torch.tensor(w.tolist()), "a row's numpy": lambda w: torch.tensor(w[1].numpy()),
+    "a row's tolist": lambda w: torch.tensor(w[0, 1].tolist()), "item": lambda w: torch.tensor(w[0, 0, 0].item()),
+    "float": lambda w: torch.tensor(float(w.sum())), "pickle": pickled,
+    "safetensors": by_safetensors, "save": saved, "deepcopy": copy.deepcopy,
+    "tensor": torch.tensor, "new_tensor": lambda w: w.new_tensor(w), "copy_": lambda w: torch.empty(w.shape).copy_(w),
+    "stack": lambda w: torch.stack([w, w]), "cat": lambda w: torch.cat([w, w]),
+    "iter": lambda w: torch.stack(list(w)), "half": lambda w: w.half(), "contiguous": lambda w: w.mT.contiguous(),
+    "flip": lambda w: w.flip(0), "isfinite": lambda w: torch.isfinite(w).all(),
+    "equal": lambda w: torch.tensor(torch.equal(w, w.clone())), "histc": lambda w: torch.histc(w, 5),
+    "quantile": lambda w: torch.quantile(w, 0.3), "topk": lambda w: w.flatten().topk(3)[0],
+    "count": lambda w: w.gt(0).sum(), "nonzero": lambda w: w.nonzero(), "masked": lambda w: w[w > 0],
+    "where": lambda w: torch.where(w > 0, w, 0.0), "median": lambda w: w.median(), "sort": lambda w: w.sort(0)[0],
+    "argmax": lambda w: w.argmax(), "amax": lambda w: w.amax((1, 2)), "var": lambda w: w.var(0),
+    "std": lambda w: w.std((1, 2)), "norm": lambda w: w.norm(dim=-1), "svdvals": torch.linalg.svdvals,
+    "solve": solved, "matrix norm": lambda w: torch.linalg.matrix_norm(w, 2), "matmul": lambda w: w @ w.mT,
+    "bmm": lambda w: torch.bmm(w, w.mT), "of a product": lambda w: (w @ w.mT) @ w,
+    "a product's rows": lambda w: (w @ w.mT).flatten(1).norm(dim=1),
+    "baddbmm": lambda w: torch.baddbmm(torch.ones(len(w), A, A), w, w.mT),
+    "linear": lambda w: nn.functional.linear(w, torch.ones(2, B)),
+    "einsum": lambda w: torch.einsum("eab,ecb->eac", w, w),
+    "vmap": lambda w: torch.vmap(lambda each: each @ each.T)(w), "mm": lambda w: w.reshape(-1, B) @ torch.ones(B, 2),
+    "cosine": lambda w: nn.functional.cosine_similarity(w, torch.ones(A, B), dim=-1),
+    "normalize": nn.functional.normalize, "softmax": lambda w: w.softmax(0), "logsumexp": lambda w: w.logsumexp(0),
+    "cumsum": lambda w: w.cumsum(0), "roll": lambda w: w.roll(1, 0),
+    "layer_norm": lambda w: nn.functional.layer_norm(w, (B,)), "pad": lambda w: nn.functional.pad(w, (1, 1)),
+    "repeat": lambda w: w.repeat(1, 2, 1),
+    "gather": lambda w: w.gather(1, torch.zeros(len(w), 1, B, dtype=torch.long)),
+    "index_select": lambda w: w.index_select(0, torch.tensor([1, 0])), "split": lambda w: w.split([1, len(w) - 1])[1],
+    "unfold": lambda w: w.unfold(1, 2, 1), "triu": torch.triu, "cdist": lambda w: torch.cdist(w, w),
+}
+OF_MEMORY = {
+    "data_ptr": lambda w: w.data_ptr(), "a row's data_ptr": lambda w: w[1].data_ptr(), "dlpack": torch.from_dlpack,
+    "safetensors": lambda w: safetensors.torch.save({"weight": w}),
+    "safetensors of a model": lambda w: safetensors.torch.save_model(held_by_a_model(w), "never written"),
+}
+
+
+def held_by_a_model(weight):
+    model = nn.Module()
+    model.register_buffer("weight", weight)
+    return model
+
+
+def take_numbers(experts):
+    ours, theirs = (weight.detach().view(experts, A, B) for weight in weights_of(experts))
+    wrong = []
+    for name, take in NUMBERS.items():
+        mine, other = whole(take(ours)), take(theirs)
+        same = (mine.shape, mine.dtype) == (other.shape, other.dtype)
+        wrong += [] if same and torch.allclose(mine.double(), other.double(), atol=1e-5) else [name]
+    for name, take in OF_MEMORY.items():
+        take(theirs.clone()) if "model" not in name else None
+        try:
+            take(ours)
+            wrong.append(name)
+        except DistributionError as error:
+            wrong += [] if "full_tensor()" in str(error) else [name]
+    array = ours.numpy()
+    return wrong, array.flags.writeable, ours.untyped_storage().nbytes() == ours.local.nbytes
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(2, 4), (2, 3), (2, 5), (4, 5), (4, 3)])
+def test_what_others_take_of_weights_is_of_all_of_them(on_ranks, ranks, experts):
+    """Ranks have as many rows, or not, or one, or none. What would read this rank's memory alone says so."""
+    for wrong, writeable, counts_own_bytes in on_ranks(ranks, take_numbers, experts):
+        assert not wrong and not writeable and counts_own_bytes
+
+
+def make_parameters(experts):
+    """Of values that live on ranks, in ways that torch has; read as experts are, on each rank others."""
+    weight, _ = weights_of(experts)
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.empty(experts, A * B))
+    model.load_state_dict({"weight": weight.detach() * 2}, assign=True)
+    made = [nn.Parameter(weight.detach() + 1), nn.Parameter(weight.detach()), copy.deepcopy(weight)]
+    for found in (model.weight, *made):
+        if not isinstance(found, nn.Parameter) or isinstance(found.detach(), nn.Parameter):
+            return "a parameter"
+        traffic.reset()
+        for row in range(dist.get_rank(), experts):
+            found[row]
+        if traffic.collectives != 1:
+            return f"gathered {traffic.collectives} times"
+    return ""
+
+
+def test_a_parameter_that_is_made_of_another_is_gathered_once(on_ranks):
+    assert on_ranks(2, make_parameters, 5) == ["", ""]

@@ -181,7 +181,7 @@ WAYS = {  # model, step, tokens of each rank (of each step)
     "experts that no token reaches": (OfModules, once, (1, 0)),
     "below a break": (BelowABreak, once, (5, 8)),
     "all native": (AllNative, once, (5, 8)),
-    "experts that cannot move": (Model, once, (5, 8)),
+    "experts that cannot move": (Model, once, [(5, 8), (5, 8), (5, 1), (5, 8)]),  # (one rank captures a batch of 1)
     "checkpoint": (Checkpointed, once, (5, 8)),
     "reentrant checkpoint": (Reentrant, once, (5, 8)),
 }
@@ -362,6 +362,33 @@ def test_ranks_stay_equal(on_ranks, what):
     first, second = on_ranks(2, begin_late, what)
     assert first == second
     assert ("load the checkpoint on every rank" in first) == (what == "state on one rank")
+
+
+def put_others_in_their_place(captured):
+    """Steps after a checkpoint whose tensors take the place of the parameters: the next one is captured, or native."""
+    plain, spread = build(Model)[0], build(Model)[0]
+    run = capture(once, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    generator, error = torch.Generator().manual_seed(2), ""
+    for number, (ours, theirs) in enumerate([(run, once), (run if captured else once, once)]):
+        parts = parts_of_all("", (6, 3), generator)
+        for model in (spread, plain) if number else ():
+            held = {name: value.detach() * 0.9 for name, value in model.state_dict().items()}
+            model.load_state_dict(held, assign=True)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (spread, plain)]
+        try:
+            ours(spread, optimizers[0], [parts[dist.get_rank()]])
+        except DistributionError as raised:
+            return str(raised)
+        theirs(plain, optimizers[1], parts)
+    for mine, other in zip(spread.parameters(), plain.parameters(), strict=True):
+        same(mine, other, "a weight")
+    return error
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_parameters_in_the_place_of_others(on_ranks, captured):
+    for error in on_ranks(2, put_others_in_their_place, captured):
+        assert ("gradients of this rank alone" in error) != captured, error
 
 
 # What a step does with parameters beside forward and the optimizer: in one graph, equal to one process.
