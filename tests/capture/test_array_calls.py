@@ -58,7 +58,8 @@ def described(value: Any) -> Any:
         return type(value), [described(item) for item in value]
     if isinstance(value, np.ndarray):
         strides = [stride for size, stride in zip(value.shape, value.strides, strict=True) if size > 1]
-        return value.dtype, value.shape, strides, value.tobytes(), value.flags.writeable
+        held = repr(value.tolist()) if value.dtype == object else value.tobytes()
+        return value.dtype, value.shape, strides, held, value.flags.writeable
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.stride(), value.tolist().__repr__()
     return type(value), repr(value)
