@@ -130,7 +130,7 @@ class Captured:
         self.continuations: dict[types.CodeType, list[weakref.ref[Captured]]]
         self.continuations = {} if parent is None else parent.continuations
         if parent is not None:
-            self.assumptions.natively = parent.assumptions.natively  # what a step reads, its continuation may change
+            self.assumptions.continues, self.assumptions.natively = beginning is not None, parent.assumptions.natively
             self.assumptions.learn_with(self.taught.setdefault(function.__code__, self.assumptions))
             self.assumptions.learn_from(parent.assumptions, function.__code__)
             parent.children.append(self)

@@ -170,7 +170,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.functions[BELOW] = self.drawn_below
         self.builtins |= random.makers | self.transforms.answers | Namespaces(domain, self).functions
         self.builtins |= operator_functions.functions_over(domain)
-        self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
+        self.builtins = kept(self.builtins) | Questions(self.objects).functions
+        self.functions = kept(self.functions) | domain.array_calls.functions
 
     # ------------------------------------------------------------------------------------------------------------------
     # Dispatch

@@ -23,6 +23,7 @@ from moebius.interpreter.forms.frames import implicit
 from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS, FACTORY, made_by_c
 from ..hook import ABSENT
+from ..tensors.index_lists import index_range
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS
@@ -61,6 +62,8 @@ class Construction(CallParts):
         if cls in NUMPY_NUMBERS or (cls is complex and numpy_numbers_in(args)):
             if (found := of_numbers(self.domain, cls, args, kwargs)) is not ABSENT:
                 return found
+        if cls is range and (found := index_range(self.tensors, args)) is not None:
+            return self.objects.made(found)
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:

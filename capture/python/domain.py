@@ -37,6 +37,7 @@ from ..regions.conditional_lists import Lists
 from ..regions.loop_regions import ROWS, times
 from ..regions.loops import ITERATION, WATCHED, Loops
 from ..regions.module_reuse import ModuleReuse
+from ..tensors.array_calls import ArrayCalls
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
 from ..tensors.bounds import Bounds
@@ -44,13 +45,12 @@ from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values import tracebacks
 from ..values.numbers import Number
-from ..values.values import Break
+from ..values.values import Break, decided_by_data
 from .attributes import Attributes
 from .calls import Calls
 from .caught import raised_in_c, tells_of_tracing
 from .construction import Making
 from .containers import Containers
-from .natives import decided_by_data
 from .operators import Operators
 
 
@@ -73,12 +73,13 @@ class TrackingDomain(Operators, Containers):
         self.numbers, self.texts = tensors.numbers, tensors.texts
         self.counter = Counter()  # of the instructions that a report counts
         self.attributes = Attributes(objects, tensors, self.call)
+        self.arrays, self.walks = Arrays(self), Walks(objects)
+        self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
+        self.array_calls = ArrayCalls(self.arrays, self.array_inputs)
         self.calls = Calls(self)
         self.lists = Lists(self)
         self.bounds = Bounds(self)
         self.loops = Loops(self, self.lists)
-        self.arrays, self.walks = Arrays(self), Walks(objects)
-        self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
         # (a foreign backend takes each size symbol once)
         self.blocks = ModuleReuse(self) if tensors.whole_step else None
         if self.blocks is not None:

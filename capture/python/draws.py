@@ -93,7 +93,8 @@ class Draws(CallParts):
     def numpy_call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A function of numpy's on numbers, or a method of its generator for one number; ABSENT for any other call."""
         if is_numpy_function(function):
-            return of_numbers(self.domain, function, args, kwargs)
+            found = of_numbers(self.domain, function, args, kwargs)
+            return self.array_calls.call(function, args, kwargs) if found is ABSENT else found
         name = method_of_numpys_generator(function, args)
         kind = self.kind_of_draw(name, args[1:]) if name and not kwargs else ""
         if kind not in ("int", "float"):

@@ -22,7 +22,7 @@ from ..guards.sources import Static
 from ..heap.identities import refuse_order
 from ..heap.records import DICTS, LISTS, SETS, Record, raw_items
 from ..hook import ABSENT, copy_set
-from ..tensors.array_inputs import may_be_array
+from ..tensors.array_inputs import is_array, may_be_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
@@ -195,6 +195,8 @@ class Methods(CallParts):
             return self.objects.made(bound(*args, **kwargs))
         if kind is re.Match and all(type(a) in ATOMS for a in (*args, *kwargs.values())):
             return self.of_match(owner, name, bound, args, kwargs)
+        if is_array(owner) and (made := self.array_calls.method(owner, name, args, kwargs)) is not ABSENT:
+            return made
         raise Break(
             "method in C",
             f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",

@@ -31,7 +31,7 @@ from moebius.interpreter.domain.core import special
 from ..bytecode.c_callables import owner_of
 from ..heap.records import CONTAINERS, DICTS, VIEWS
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy, type_of
+from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, SymbolicObject, TensorProxy, decided_by_data, type_of
 
 # Functions in C of numbers, which give numbers, texts or tuples of such.
 OF_NUMBERS: frozenset[Any] = frozenset(
@@ -253,11 +253,6 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
     ):
         return kind(specialised(v, known) for v in value)
     return value
-
-
-def decided_by_data() -> Break:
-    what = "Python needs a number that is known only when the step runs"
-    return Break("size that depends on values", what, "keep it in shapes, or in a tensor")
 
 
 def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..hook import ABSENT
+from ..tensors.array_calls import is_maker
 from ..torch_facts import torch_private
 from ..values.numbers import Number, number_kind, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS
@@ -29,12 +30,12 @@ def of_numbers(domain: Parts, function: Callable[..., Any], args: list, kwargs: 
 
 
 def counted(domain: Parts, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-    """``numpy.arange(n)`` of a size, as an array that the graph makes; ABSENT for any other call."""
-    if function is not np.arange or kwargs or len(args) != 1 or not follows_arrays(domain):
+    """A function that makes an array, as a node; ABSENT for any other call."""
+    if not is_maker(function):
         return ABSENT
-    (size,) = map(domain.numbers.size_of, args)
-    if not is_known_size(size):
-        return ABSENT
+    size = domain.numbers.size_of(args[0]) if function is np.arange and len(args) == 1 else None
+    if kwargs or not is_known_size(size) or not follows_arrays(domain):
+        return domain.array_calls.call(function, args, kwargs)
     made = domain.tensors.function(torch.arange, (size,), {"dtype": torch.int64, "device": "cpu"})
     return domain.arrays.array(made, alone=True)
 

@@ -24,6 +24,7 @@ from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
 from ..tensors import tensor_class
+from ..tensors.arrays import Array
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
@@ -73,20 +74,9 @@ UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 TRUE = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)  # always, in C
 DUNDERS = {
-    "+": "add",
-    "&": "and",
-    "//": "floordiv",
-    "<<": "lshift",
-    "@": "matmul",
-    "*": "mul",
-    "%": "mod",
-    "|": "or",
-    "**": "pow",
-    ">>": "rshift",
-    "-": "sub",
-    "/": "truediv",
-    "^": "xor",
-}
+    "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or",
+    "**": "pow", ">>": "rshift", "-": "sub", "/": "truediv", "^": "xor",
+}  # fmt: skip
 NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 # make another container of one
 COPYING = frozenset("or_ add mul imul __or__ __ror__ __add__ __mul__ __rmul__ __imul__".split())
@@ -102,6 +92,8 @@ class Operators(Parts):
             unknown = type(value) is Number and value.kind is bool and not value.known
             return self.numbers.apply(operator.not_, value) if unknown else not self.truth(value)
         kind = type(value)
+        if kind in (np.ndarray, Array) and (found := self.array_calls.unary(op, value)) is not ABSENT:
+            return found
         if kind is Number and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
         if kind in NUMPY_NUMBERS and op in numbers.UNARY:
@@ -130,6 +122,9 @@ class Operators(Parts):
             return self.text_binary(op, left, right)
         if (symbolic := symbolic_side(left, right)) is not None:
             return symbolic.binary(op, left, right)
+        if np.ndarray in (left_kind, right_kind):
+            if (found := self.array_calls.operator(op, left, right)) is not ABSENT:
+                return found
         if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             return self.numpy_binary(op.removesuffix("="), left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
@@ -284,6 +279,9 @@ class Operators(Parts):
             return COMPARISONS[op](left, right)
         if (symbolic := symbolic_side(left, right)) is not None:
             return symbolic.compare(op, left, right)
+        if np.ndarray in (left_kind, right_kind):
+            if (found := self.array_calls.operator(op, left, right)) is not ABSENT:
+                return found
         if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             if type_of(left) in NOT_NUMBERS or type_of(right) in NOT_NUMBERS:
                 return COMPARISONS[op](example(left), example(right))  # unequal, or Python's own error

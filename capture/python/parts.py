@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..heap.walks import Walks
     from ..options import Options
     from ..regions.loop_regions import LoopRegion
+    from ..tensors.array_calls import ArrayCalls
     from ..tensors.array_inputs import ArrayInputs
     from ..tensors.arrays import Arrays
     from ..tensors.bounds import Bounds
@@ -69,6 +70,7 @@ class Parts(Domain):
     tensors: TensorOperations
     numbers: Numbers
     texts: Texts
+    array_calls: ArrayCalls
     array_inputs: ArrayInputs
     arrays: Arrays
     bounds: Bounds
@@ -168,6 +170,10 @@ class CallParts:
     @property
     def array_inputs(self) -> ArrayInputs:
         return self.domain.array_inputs
+
+    @property
+    def array_calls(self) -> ArrayCalls:
+        return self.domain.array_calls
 
     def known(self, value: Any) -> bool:
         """Whether the object existed before the call."""

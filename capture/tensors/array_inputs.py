@@ -8,6 +8,7 @@ tensors lie there. Rows of such an array (``buffer.states[chosen]``) are an arra
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from types import NoneType
@@ -72,10 +73,34 @@ def over_memory(array: Any) -> torch.Tensor | None:
 def is_followed(part: Any) -> bool:
     """Whether torch takes it as an index as numpy does."""
     if type(part) is slice:
-        return all(type(one) in WHOLE for one in (part.start, part.stop)) and part.step in (None, 1)
+        known = all(type(one) in WHOLE for one in (part.start, part.stop)) and part.step in (None, 1)
+        return known and not any(map(torch_private.depends_on_values, (part.start, part.stop)))
     if is_kind(part, Array):
         return part.fake.dtype in INDEX_TYPES and part.fake.dim() > 0
-    return type(part) in WHOLE[:2] or (is_array(part) and part.dtype.kind in INDEX_KINDS and part.ndim > 0)
+    return type(part) in (*WHOLE, type(...)) or (is_array(part) and part.dtype.kind in INDEX_KINDS and part.ndim > 0)
+
+
+def takes_an_axis(part: Any) -> bool:
+    """Whether a part of an index is of one of the array's axes."""
+    return type(part) not in (NoneType, type(...))
+
+
+def axes_of(index: Any) -> int:
+    """Of how many axes an array in an index is."""
+    mask = index.fake.dtype is torch.bool if is_kind(index, Array) else index.dtype.kind == "b"
+    return (index.fake.dim() if is_kind(index, Array) else index.ndim) if mask else 1
+
+
+def axes_before(parts: tuple) -> int | None:
+    """How many slices stand before the arrays of an index, where torch gives what numpy does: 0, or before one array
+    some. None for any other: to numpy an int beside an array is one, too."""
+    chosen = [type(part) is not slice for part in parts]
+    ints = any(type(part) in INTS for part in parts)
+    if not all(map(takes_an_axis, parts)) or (ints and not all(chosen)):
+        return None
+    before = chosen.index(True)
+    in_a_row = sorted(chosen[before:], reverse=True) == chosen[before:]
+    return before if in_a_row and (not before or sum(chosen) == 1) else None
 
 
 class ArrayInputs:
@@ -85,6 +110,7 @@ class ArrayInputs:
         self.objects, self.tensors, self.arrays, self.guards = objects, tensors, arrays, objects.guards
         self.numbers = tensors.numbers
         self.found: dict[int, TensorProxy] = {}  # by id of the array
+        self.continues = False  # whether what is traced follows a graph break, to which numpy code in a row belongs
 
     def input(self, array: Any) -> TensorProxy | None:
         """The graph's tensor over an array's memory, an input where that existed before; None if it is not followed."""
@@ -122,7 +148,7 @@ class ArrayInputs:
         parts = key if type(key) is tuple else (key,)
         if len(parts) == array.ndim and all(number_kind(part) in INTS for part in parts):
             return self.number(array, parts)
-        return self.rows(array, key)
+        return self.part(array, key)
 
     def number(self, array: Any, parts: tuple) -> Any:
         """The number at a place, which a schedule has for each step: today's is known, another call reads its own."""
@@ -141,20 +167,44 @@ class ArrayInputs:
         self.numbers.guard(OfType(formula, sources, type(today)))
         return self.numbers.of_array(array_item, (whole, *parts), today, sources, formula)
 
-    def rows(self, array: Any, key: Any) -> Array | None:
-        """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
-        torch agree on arrays of ints and booleans, slices that go forwards and ints; None for any other."""
+    def part(self, array: Any, key: Any) -> Array | None:
+        """``array[key]``: a copy where the key has an array, else a view. numpy and torch agree on arrays of ints and
+        booleans, slices that go forwards, ints, None and ...; None for any other."""
         parts = key if type(key) is tuple else (key,)
-        followed = all(map(is_followed, parts)) and any(map(may_be_array, parts)) and self.tensors.whole_step
-        if not followed or not is_array(array) or (whole := self.input(array)) is None or whole.fake.dtype not in KINDS:
+        copied = any(map(may_be_array, parts))
+        if not all(map(is_followed, parts)) or not self.tensors.whole_step or torch.is_inference_mode_enabled():
             return None
-        if len(parts) > whole.fake.dim() or any(is_array(part) and self.input(part) is None for part in parts):
+        if not may_be_array(array) or (self.continues and not copied and is_array(array)):
+            return None
+        before = axes_before(parts) if copied else 0
+        if before is None:
+            calls = self.arrays.calls
+            made = calls.call(operator.getitem, [array, key], {})
+            return made if is_kind(made, Array) else None
+        if sum(part is ... for part in parts) > 1:
+            return None
+        if any(is_array(part) and self.input(part) is None for part in parts):
+            return None
+        whole = self.input(array)
+        if whole is None or whole.fake.dtype not in KINDS or sum(map(takes_an_axis, parts)) > whole.fake.dim():
             return None
         try:
             found = self.tensors.get_item(whole, self.as_index(key))
         except IndexError:  # which numpy raises in its own words
             return None
-        return self.arrays.array(found, alone=True) if found.fake.dim() else None
+        if not found.fake.dim():
+            return None
+        if before:
+            found = self.laid_out(found, before, found.fake.dim() - whole.fake.dim() + axes_of(parts[before]))
+        return self.arrays.array(found, True, None if copied else (operator.getitem, [array, key], {}))
+
+    def laid_out(self, proxy: TensorProxy, before: int, chosen: int) -> TensorProxy:
+        """With the axes that an array has chosen, those from ``before`` on, first in memory, as numpy has them."""
+        axes = [*range(before, before + chosen), *range(before), *range(before + chosen, proxy.fake.dim())]
+        first = self.tensors.method(self.tensors.method(proxy, "permute", (axes,), {}), "contiguous", (), {})
+        back = [axes.index(axis) for axis in range(len(axes))]
+        found: TensorProxy = self.tensors.method(first, "permute", (back,), {})
+        return found
 
     def as_number(self, value: Any) -> Any:
         """A number of numpy's as Python's, as which a tensor operator takes it; else the value, or a list with such."""
@@ -192,7 +242,7 @@ class ArrayInputs:
         dtype = plain["dtype"] or (found if like is None else like).fake.dtype
         if function is torch.from_numpy or (function is torch.as_tensor and dtype is found.fake.dtype):
             if is_kind(args[0], Array):
-                args[0].alone = False
+                args[0].share()
             return self.tensors.method(found, "detach", (), {})
         made = found if dtype is found.fake.dtype else self.tensors.method(found, "to", (dtype,), {})
         if function is torch.as_tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from types import BuiltinMethodType, NoneType
+from types import BuiltinMethodType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from moebius.interpreter import STOP, is_kind
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 
+from ..hook import ABSENT
 from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
@@ -38,10 +39,9 @@ if TYPE_CHECKING:
 
 ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
 SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}
-SAME_VIEW = frozenset({"ravel"})
 COPIES = frozenset({"copy", "flatten"})
 NUMBERS = frozenset({"item", "tolist"})  # which are the tensor's own
-METHODS = frozenset({"cumsum", "sum", "max", "min"}) | NUMBERS | SAME_VIEW | COPIES
+METHODS = frozenset({"cumsum", "sum", "max", "min", "ravel"}) | NUMBERS | COPIES
 OPERANDS = NUMPY_NUMBERS.union((*PLAIN_NUMBERS, torch.SymInt, torch.SymFloat))
 KINDS = frozenset({  # what tensors and arrays both have
     torch.float16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
@@ -97,15 +97,37 @@ class ArrayNumber(SymbolicObject):
         return f"{emitter.constant(self.kind)}({emitter.value(self.value)})"
 
 
+Origin = tuple[Any, list, dict[str, Any]]  # a function, and what it was given
+
+
+class Calls(Protocol):
+    """``array_calls.ArrayCalls``."""
+
+    def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any: ...
+
+    def operator(self, op: str, *operands: Any) -> Any: ...
+
+    def part(self, array: Any, key: Any) -> Array | None: ...
+
+    def write(self, array: Any, values: Any) -> None: ...
+
+
+def is_array_method(name: str) -> bool:
+    """Whether it is a method of numpy's arrays, in C."""
+    return type(getattr(numpy().ndarray, name, None)) is MethodDescriptorType and not name.startswith("__")
+
+
 class Array(SymbolicObject):
     """A ``numpy.ndarray`` while tracing, which shares the memory of ``proxy``. Only of int64 its numbers are followed
-    as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether nothing else lies in that
-    memory, so that it can be an array's own."""
+    as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether no tensor of the program's
+    lies in that memory, so that it can be an array's own. origin: a function of numpy's and what it was given, an array
+    of which this one is a view."""
 
-    __slots__ = ("__weakref__", "alone", "arrays", "bins", "domain", "numbers", "proxy", "version")
+    __slots__ = ("__weakref__", "alone", "arrays", "bins", "domain", "numbers", "origin", "proxy", "version")
 
-    def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False):
+    def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False, origin: Origin | None = None):
         self.arrays, self.domain, self.proxy, self.alone = arrays, arrays.domain, proxy, alone
+        self.origin = origin
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
         self.version: float | None = None
         self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
@@ -124,15 +146,33 @@ class Array(SymbolicObject):
 
     def attribute(self, name: str) -> Any:
         fake = self.fake
-        if name in (METHODS if self.of_integers() else NUMBERS):
+        if name in (METHODS if self.of_integers() else NUMBERS) or is_array_method(name):
             return self.arrays.made(ArrayMethod(self, name))
-        if name == "shape" and all(is_kind(size, int) for size in fake.shape):
+        if name == "shape" and not any(map(torch_private.depends_on_values, fake.shape)):
             return self.arrays.made(tuple(fake.shape))
         if name == "size" and is_kind(size := fake.numel(), int):
             return size
         if name == "ndim":
             return fake.dim()
+        if name == "T":
+            return self.follow("attribute T", numpy().transpose, [self], {})
         self.refuse(f"attribute {name}")
+
+    @property
+    def calls(self) -> Calls:
+        return self.arrays.calls
+
+    def follow(self, what: str, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """What numpy computes of it, as a node; a graph break where that is not followed."""
+        found = self.calls.call(function, args, kwargs)
+        return self.refuse(what) if found is ABSENT else found
+
+    def share(self) -> None:
+        """A tensor of the program's lies in its memory from now on."""
+        self.alone = False
+        for part in self.origin[1] if self.origin is not None else ():
+            if type(part) is Array:
+                part.share()
 
     def of_integers(self) -> bool:
         return self.fake.dtype is torch.int64 and self.fake.dim() > 0
@@ -149,10 +189,24 @@ class Array(SymbolicObject):
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """Of an array without an axis it is what numpy's number gives."""
         if op.endswith("=") and left is self:
-            self.refuse(op)  # (which writes)
-        return self.domain.binary(op.removesuffix("="), *self.operands(op, left, right))
+            return self.written_with(op, right)
+        op = op.removesuffix("=")
+        if (found := self.calls.operator(op, left, right)) is not ABSENT:
+            return found
+        return self.domain.binary(op, *self.operands(op, left, right))
+
+    def written_with(self, op: str, right: Any) -> Array:
+        """``array += right``, where numpy's sum is of the array's own type and sizes."""
+        found = self.calls.operator(op.removesuffix("="), self, right)
+        fits = type(found) is Array and found.fake.dtype is self.fake.dtype and found.fake.shape == self.fake.shape
+        if not fits or not self.alone:
+            self.refuse(op)
+        self.calls.write(self, found)
+        return self
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
+        if (found := self.calls.operator(op, left, right)) is not ABSENT:
+            return found
         return self.domain.compare(op, *self.operands(op, left, right))
 
     def operands(self, what: str, *values: Any) -> list[Any]:
@@ -169,7 +223,9 @@ class Array(SymbolicObject):
     def length(self) -> int:
         if not self.fake.dim():
             self.refuse("the length")
-        size = self.size()
+        size: Any = self.fake.shape[0]
+        if torch_private.depends_on_values(size):
+            size = self.size()
         return self.refuse("the length") if size is None else size
 
     def size(self) -> int | None:
@@ -208,11 +264,13 @@ class Array(SymbolicObject):
         if len(parts) == self.fake.dim() and all(type(part) in (int, torch.SymInt) for part in parts):
             return self.arrays.item(self, parts)
         if not self.of_integers():
-            self.refuse("an item")
-        if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
-            self.alone = False
-            return self.arrays.part(self.proxy, key)
-        self.refuse("an item")
+            return self.part(key)
+        return self.part(key)
+
+    def part(self, key: Any) -> Array:
+        """Rows: a view, or what an array chooses."""
+        found = self.calls.part(self, key)
+        return self.refuse("an item") if found is None else found
 
     def iterate(self) -> Any:
         if self.fake.dim() != 1 or not self.of_integers():
@@ -226,7 +284,12 @@ class Array(SymbolicObject):
         return self.arrays.method(self, name, args, kwargs)
 
     def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.proxy)}.numpy(){'.copy()' if self.alone else ''}"
+        if self.origin is not None:
+            function, args, named = self.origin
+            given = [*map(emitter.value, args), *(f"{name}={emitter.value(value)}" for name, value in named.items())]
+            return f"{emitter.constant(function)}({', '.join(given)})"
+        copied = ".copy('K')" if self.alone else ""  # (with its layout)
+        return f"{emitter.value(self.proxy)}.numpy(){copied}"
 
 
 class ArrayMethod(SymbolicObject):
@@ -297,6 +360,8 @@ class ArrayDomain(Protocol):
 
     def truth(self, value: Any) -> bool: ...
 
+    def call_function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any: ...
+
     def binary(self, op: str, left: Any, right: Any) -> Any: ...
 
     def compare(self, op: str, left: Any, right: Any) -> Any: ...
@@ -307,6 +372,7 @@ class Arrays:
 
     def __init__(self, domain: ArrayDomain):
         self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
+        self.calls: Calls  # what numpy computes of them
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
 
     def is_of_lengths(self, value: Any) -> bool:
@@ -317,11 +383,8 @@ class Arrays:
     def made(self, value: Any) -> Any:
         return self.objects.made(value)
 
-    def array(self, proxy: TensorProxy, alone: bool = False) -> Array:
-        return self.made(Array(self, proxy, alone))
-
-    def part(self, proxy: TensorProxy, key: slice) -> Array:
-        return self.array(self.tensors.get_item(proxy, key))
+    def array(self, proxy: TensorProxy, alone: bool = False, origin: Origin | None = None) -> Array:
+        return self.made(Array(self, proxy, alone, origin))
 
     def rows(self, proxy: TensorProxy) -> Any:
         return self.domain.loops.array_rows(proxy)
@@ -354,20 +417,24 @@ class Arrays:
         return following in BRANCHES or following in ("TO_BOOL", "UNARY_NOT")
 
     def method(self, array: Array, name: str, args: list, kwargs: dict[str, Any]) -> Any:
-        """``array.name(*args, **kwargs)``, one of METHODS."""
-        proxy = array.proxy
-        if name == "cumsum" and (args, kwargs) in (([], {}), ([0], {}), ([], {"axis": 0})) and proxy.fake.dim() == 1:
-            return self.array(self.tensors.method(proxy, name, (0,), {}))
-        if args or kwargs or (name in SAME_VIEW and not proxy.fake.is_contiguous()):
-            array.refuse(f"{name}() with these arguments")
-        if name in NUMBERS:
+        """``array.name(*args, **kwargs)``."""
+        proxy, bare = array.proxy, not args and not kwargs
+        if name in NUMBERS and bare:
             return self.made(self.domain.calls.tensor_method(proxy, name, [], {}))
-        if name in ("sum", "max", "min"):
-            return self.array(self.tensors.method(self.tensors.method(proxy, name, (), {}), "view", (1,), {})).item(0)
-        if name in COPIES:
-            proxy = self.tensors.method(proxy, "clone", (), {"memory_format": torch.contiguous_format})
-        array.alone &= name in COPIES
-        return self.array(proxy if name == "copy" else self.tensors.method(proxy, "view", (-1,), {}))
+        if array.of_integers():  # (of which torch's operators tell more)
+            along = bare or (args, kwargs) in (([0], {}), ([], {"axis": 0}))
+            if name == "cumsum" and along and proxy.fake.dim() == 1:
+                return self.array(self.tensors.method(proxy, name, (0,), {}))
+            if name in ("sum", "max", "min") and bare:
+                whole = self.tensors.method(self.tensors.method(proxy, name, (), {}), "view", (1,), {})
+                return self.array(whole).item(0)
+            if name in COPIES and bare:
+                proxy = self.tensors.method(proxy, "clone", (), {"memory_format": torch.contiguous_format})
+                return self.array(proxy if name == "copy" else self.tensors.method(proxy, "view", (-1,), {}))
+        function = getattr(numpy().ndarray, name)
+        if name == "ravel" and bare and proxy.fake.is_contiguous():
+            return self.array(self.tensors.method(proxy, "view", (-1,), {}), origin=(function, [array], {}))
+        return array.follow(f"{name}() with these arguments", function, [array, *args], kwargs)
 
     def item(self, array: Array, key: tuple) -> Any:
         """``array[key]``, an int for each axis: a number that only the running step knows."""
@@ -386,16 +453,17 @@ class Arrays:
         """A function of numpy's on an array."""
         array: Array = args[0]
         if not array.of_integers():
-            array.refuse(f"numpy.{getattr(function, '__name__', 'a function')}()")
+            return array.follow(f"numpy.{getattr(function, '__name__', 'a function')}()", function, args, kwargs)
         found, proxy, alone = numpy(), array.proxy, len(args) == 1 and not kwargs
         if function is found.unique and alone:
             return self.array(self.tensors.function(torch.unique, (proxy,), {}))
         if function is found.cumsum and alone and proxy.fake.dim() == 1:
             return self.array(self.tensors.function(torch.cumsum, (proxy, 0), {}))
         least = kwargs.get("minlength", 0)
-        if function is found.bincount and len(args) == 1 and kwargs.keys() <= {"minlength"} and type(least) is int:
+        counts = function is found.bincount and len(args) == proxy.fake.dim() == 1 and kwargs.keys() <= {"minlength"}
+        if counts and type(least) is int:
             return self.array(self.tensors.function(torch.bincount, (proxy,), {"minlength": least}))
-        array.refuse(f"numpy.{getattr(function, '__name__', 'a function')}()")
+        return array.follow(f"numpy.{getattr(function, '__name__', 'a function')}()", function, args, kwargs)
 
 
 def most_bins(node: fx.Node) -> int | None:

@@ -13,8 +13,9 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..torch_facts import torch_private
 from ..values.numbers import is_open, number_kind
-from ..values.values import SymbolicObject, TensorProxy
+from ..values.values import Operations, SymbolicObject, TensorProxy, decided_by_data
 
 
 class IndexList(SymbolicObject):
@@ -49,13 +50,47 @@ def index_list(proxy: TensorProxy) -> IndexList | None:
     return IndexList(proxy.operations.method(proxy, "clone", (), {}))
 
 
+class IndexRange(SymbolicObject):
+    """``range(size)`` of a size that only the running step knows, as detectors write it: ``t[range(n), labels]``. As an
+    index it is the tensor of its numbers; whoever goes through it needs the size."""
+
+    __slots__ = ("__weakref__", "size", "tensors")
+
+    def __init__(self, tensors: Operations, size: torch.SymInt):
+        self.tensors, self.size = tensors, size
+
+    @property
+    def kind(self) -> type:
+        return range
+
+    @property
+    def proxy(self) -> TensorProxy:
+        found: TensorProxy = self.tensors.function(torch.arange, (self.size,), {"device": "cpu"})
+        return found
+
+    def length(self) -> Any:
+        return self.size
+
+    def iterate(self) -> Any:
+        raise decided_by_data()
+
+    def expression(self, emitter: Any) -> str:
+        return f"{emitter.constant(range)}({emitter.value(self.size)})"
+
+
+def index_range(tensors: Operations, args: list) -> IndexRange | None:
+    """What stands for ``range(*args)``; None where it is Python's own."""
+    size = args[0] if len(args) == 1 else None
+    if type(size) is not torch.SymInt or not torch_private.depends_on_values(size):
+        return None
+    return IndexRange(tensors, size) if torch_private.is_certain(size >= 0) else None
+
+
 def as_indices(key: Any) -> Any:
     """The key of a tensor's item with tensors in the place of such lists."""
-    if type(key) is IndexList:
+    if type(key) in (IndexList, IndexRange):
         return key.proxy
-    if type(key) is tuple and any(type(part) is IndexList for part in key):
-        return tuple(part.proxy if type(part) is IndexList else part for part in key)
-    return key
+    return tuple(map(as_indices, key)) if type(key) is tuple else key
 
 
 def is_varying_list(key: Any) -> bool:

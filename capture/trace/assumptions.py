@@ -64,7 +64,9 @@ class Assumptions:
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     not_bounds: calls of max() and min() of integers in tensors that give more than a number (``Bound``).
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
-    natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
+    natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads
+        (and what a step reads, its continuation may change).
+    continues: whether it is what follows a graph break: numpy code in a row belongs to that (``codegen.stretches``).
     strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
@@ -101,6 +103,7 @@ class Assumptions:
     speculates: bool = False
     casts: list[Any] = field(default_factory=list)
     natively: set[str] = field(default_factory=set)
+    continues: bool = False
     strict: set[str] = field(default_factory=set)
     inference_breaks: bool = False
     each_module: bool = False

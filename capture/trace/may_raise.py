@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
@@ -25,11 +26,11 @@ from ..bytecode.stack_layout import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
 from ..python.substitutes import Range
 from ..regions.branches import is_read_from
+from ..tensors.array_calls import is_followed
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from ..torch_facts import torch_private
 from ..values.number_methods import NumberMethod
 from ..values.numbers import CLOCKS, Number
-from ..values.numpy_numbers import is_numpy_function
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected
@@ -117,7 +118,7 @@ def asks_alone(place: FrameSnapshot) -> bool:
         return is_a(stack[-ITERATOR_PLACES], ArrayRows)
     if name.startswith("BINARY_SUBSCR"):
         return is_a(stack[-2], Array)
-    numbers = (Number, Array, torch.SymInt, torch.SymFloat, *ATOMS)
+    numbers = (Number, Array, np.ndarray, torch.SymInt, torch.SymFloat, *ATOMS)
     if name in ("BINARY_OP", "COMPARE_OP"):
         return all(is_a(value, *numbers) for value in stack[-2:])
     if name.startswith("UNARY_"):
@@ -125,10 +126,10 @@ def asks_alone(place: FrameSnapshot) -> bool:
     position = place.callee_position()
     if position is None:
         return False
-    plain = (ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *numbers)
+    plain = (ArrayNumber, TensorProxy, list, tuple, dict, slice, type, np.dtype, torch.nn.ModuleList, *numbers)
     callee = stack[position]
     known = is_a(callee, ArrayMethod, NumberMethod, type, types.BuiltinFunctionType)
-    known = known or is_numpy_function(callee)
+    known = known or is_followed(callee)
     return known and all(value is NULL or is_a(value, *plain) for value in stack[position + 1 :])
 
 

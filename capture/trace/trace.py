@@ -31,7 +31,6 @@ from ..guards.sources import Arg, Source
 from ..heap.objects import COUNTERS, Objects
 from ..heap.records import Record
 from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
-from ..python.natives import decided_by_data
 from ..report.records import GraphBreak
 from ..tensors import tensor_class
 from ..tensors.deferred_state import DeferredState
@@ -41,7 +40,7 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor, UnfollowedTensor, uses_one
-from ..values.values import TRACING, Break
+from ..values.values import TRACING, Break, decided_by_data
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
@@ -99,6 +98,7 @@ class Trace:
         self.tensors.is_handled = self.is_handled
         domain = self.domain = TrackingDomain(self.objects, self.tensors)
         domain.stop_at, self.counter = stop_at, domain.counter
+        domain.array_inputs.continues = assumptions.continues
         domain.handles_errors = lambda: any(map(is_in_handler, opened(self.machine.frame)))
         loops, bounds, self.inference = domain.loops, domain.bounds, domain.calls.inference
         bounds.elsewhere = assumptions.not_bounds

@@ -116,6 +116,11 @@ def refuse_number(self: TensorProxy) -> NoReturn:
     )
 
 
+def decided_by_data() -> Break:
+    what = "Python needs a number that is known only when the step runs"
+    return Break("size that depends on values", what, "keep it in shapes, or in a tensor")
+
+
 class Operations(Protocol):
     """What writes operators down (``tensors.tensors.TensorOperations``)."""
 

@@ -1,10 +1,11 @@
-"""Nodes that give numbers of numpy's: of an array of integers, and of what numpy computes of numbers."""
+"""Nodes that give numbers of numpy's, and arrays: of an array of integers, and of what numpy computes."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,72 @@ def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> 
 
     of_numbers.__name__ = of_numbers.__qualname__ = getattr(function, "__name__", "of_numbers")
     return of_numbers
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of an operand that differs from call to call. kind: the type of numpy's that is made of it, or none."""
+
+    number: int
+    kind: type | None = None
+
+
+def filled(template: Any, operands: tuple) -> Any:
+    """A template, lists and tuples of slots and plain values, with operands in its slots."""
+    if type(template) is Slot:
+        found = operands[template.number]
+        found = found.numpy() if isinstance(found, torch.Tensor) else found
+        return found if template.kind is None else template.kind(found)
+    if type(template) in (list, tuple):
+        return type(template)(filled(part, operands) for part in template)
+    if type(template) is slice:
+        return slice(*(filled(part, operands) for part in (template.start, template.stop, template.step)))
+    return template
+
+
+def is_finite(value: Any) -> bool:
+    """Whether no number in it is an infinity or NaN; of an array, that it has numbers at all."""
+    if isinstance(value, np.ndarray):
+        return value.size > 0 and (value.dtype.kind != "f" or bool(np.isfinite(value).all()))
+    return all(map(is_finite, value)) if isinstance(value, list | tuple) else all_finite(value)
+
+
+def computed_array(function: Callable[..., Any], template: tuple, named: dict[str, Any], kind: Any) -> Any:
+    """``function(*template, **named)`` of arrays, where numpy has nothing to say about it.
+
+    The function that is returned takes the dtype, sizes and strides (None for any) of what is expected, and operands:
+    tensors for arrays. It gives the tensor over the array's memory, or a number of the type ``kind`` (an int64 as a
+    tensor without an axis). It raises LargeNumberError where numpy warns, fails, gives something else, or an array in
+    the memory of an operand.
+    """
+    in_python = type(function) is DISPATCHER
+
+    def of_arrays(dtype: torch.dtype, sizes: tuple, strides: tuple | None, *operands: Any) -> Any:
+        given, more = filled(template, operands), {name: filled(value, operands) for name, value in named.items()}
+        if in_python and kind is not np.ndarray and not is_finite([*given, *more.values()]):
+            raise LargeNumberError("numpy may warn of what is empty or not finite")
+        try:
+            with np.errstate(divide="raise", over="raise", invalid="raise", under="ignore"):
+                found = function(*given, **more)
+        except Exception as error:  # which plain Python meets, or is warned of, itself
+            raise LargeNumberError(f"numpy: {type(error).__name__}: {error}") from None
+        if type(found) is not kind or found.shape != tuple(sizes):
+            raise LargeNumberError("numpy gives something else here")
+        if kind is np.int64:  # (a number that the graph asks the tensor for)
+            return torch.tensor(int(found))
+        if kind is not np.ndarray:
+            return found
+        arrays = [operand.numpy() for operand in operands if isinstance(operand, torch.Tensor)]
+        shared = not found.flags.owndata and any(np.may_share_memory(found, array) for array in arrays)
+        if shared or not found.flags.writeable:
+            raise LargeNumberError("numpy gives a view here")
+        made = torch.from_numpy(found)
+        if made.dtype is not dtype or (made.stride() != strides if strides else not made.is_contiguous()):
+            raise LargeNumberError("numpy gives another array here")
+        return made
+
+    of_arrays.__name__ = of_arrays.__qualname__ = getattr(function, "__name__", "of_arrays")
+    return of_arrays
 
 
 def asks_plain_python(target: Any) -> bool:

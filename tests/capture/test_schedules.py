@@ -13,7 +13,8 @@ import torch
 
 from moebius import capture, disable, stats
 from moebius.api import captured_of, report_of
-from moebius.tensors import array_inputs, arrays
+from moebius.hook import ABSENT
+from moebius.tensors import array_calls, array_inputs, arrays
 
 STEPS = 8
 FLOATS = [0.5 / (i + 1) for i in range(STEPS)]
@@ -155,6 +156,7 @@ def test_a_write_into_an_array_without_an_axis_is_numpys() -> None:
 
 def test_switched_off_they_are_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_inputs.ArrayInputs, "number", lambda *_: None)
+    monkeypatch.setattr(array_calls.ArrayCalls, "call", lambda *_: ABSENT)
     monkeypatch.setattr(arrays.Array, "operand", lambda self, what: self.refuse(what))
     table = np.array(FLOATS)
     for step in (lambda x: x * float(table[1]), lambda x: x.sum().numpy() * 2):
