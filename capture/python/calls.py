@@ -343,10 +343,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if args and may_be_array(args[0]) and function in (torch.from_numpy, torch.tensor, torch.as_tensor):
             if (made := self.array_inputs.made_from(function, None, args, kwargs)) is not None:
                 return made
-        as_it_is = function is torch.as_tensor and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}
-        if as_it_is and is_kind(args[0], TensorProxy):
-            told = {name: value for name, value in kwargs.items() if value is not None}
-            return self.tensors.method(args[0], "to", (), told) if told else args[0]
+        if function is torch.as_tensor and (made := self.as_it_is(args, kwargs)) is not None:
+            return made
         if function in (torch.tensor, torch.as_tensor) and any(
             is_kind(a, TensorProxy) or holds_proxy(a) for a in args
         ):
@@ -491,8 +489,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if function is builtins.breakpoint:
             raise Break(*BREAKPOINT)
         if function is builtins.__build_class__:
-            said = "a class statement runs inside the captured code", "define classes outside of the step"
-            raise Break("class made in the step", *said)
+            raise Break("class made in the step", "by a class statement", "define classes outside of the step")
         name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
         raise Break(
             "call into C",

@@ -124,6 +124,13 @@ class Construction(CallParts):
         made = self.tensors.method(tensor, "detach", (), {})
         return self.tensors.method(made, "requires_grad_", (True,), {}) if requires_grad else made
 
+    def as_it_is(self, args: list, kwargs: dict[str, Any]) -> Any:
+        """``torch.as_tensor`` of a tensor: itself, or ``to``; None if not followed."""
+        if len(args) != 1 or not is_kind(args[0], TensorProxy) or not kwargs.keys() <= {"dtype", "device"}:
+            return None
+        told = {name: value for name, value in kwargs.items() if value is not None}
+        return self.tensors.method(args[0], "to", (), told) if told else args[0]
+
     def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
         """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, an array, and of sizes, with memory
         that nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
