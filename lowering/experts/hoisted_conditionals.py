@@ -97,6 +97,8 @@ def fails_for_some_sizes(call: Call) -> bool:
     match call.name:
         case "getitem" if own:
             keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
+            if all(type(key) in (int, slice) for key in keys):  # (each key is of one axis)
+                return not all(type(key) is slice or is_there(key, size) for key, size in zip(keys, own, strict=False))
             return any(type(key) is int or (isinstance(key, fx.Node) and shape_of(key) is None) for key in keys)
         case "reshape":
             first, *rest = [size for size in call["shape"] if not sized_one(size)] or [0]
@@ -108,6 +110,10 @@ def fails_for_some_sizes(call: Call) -> bool:
     if call.name in POINTWISE:
         return not fit([shape for one in call.node.all_input_nodes if (shape := shape_of(one)) is not None])
     return call.name in ("item", "split", "squeeze", "full")
+
+
+def is_there(key: int, size: Any) -> bool:
+    return type(size) is int and -size <= key < size
 
 
 def said_by_data(node: fx.Node) -> bool:
