@@ -423,7 +423,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         kind = type(function)
         if kind is Entry:
             return self.captured(function, args, kwargs)
-        if args and type(args[0]) is Array:
+        if args and type(args[0]) is Array and self.array_calls.follows(function):
             return self.domain.arrays.function(function, args, kwargs)
         if (found := self.numpy_call(function, args, kwargs)) is not ABSENT:
             return found

@@ -41,6 +41,7 @@ PLAIN = (int, float, bool, complex, type(None), type(...))
 FLOATS_AND_BOOLS = frozenset((np.float16, np.float32, np.float64, np.bool_))
 OPERATORS: dict[str, Callable[..., Any]] = {**OPERATIONS, **COMPARISONS, "@": operator.matmul}
 BITS: dict[str, Callable[..., Any]] = {"&": operator.and_, "|": operator.or_, "^": operator.xor}
+COMPUTING = frozenset((*OPERATORS.values(), *BITS.values(), *UNARY.values(), operator.getitem))
 
 
 class NotFollowedError(Exception):
@@ -114,6 +115,8 @@ class ArrayCalls:
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``function(*args, **kwargs)``; ABSENT where it is not followed."""
         inner = self.writer.is_inner or self.writer.recomputed
+        if not self.follows(function):
+            return ABSENT
         if inner or not self.tensors.whole_step or torch.is_inference_mode_enabled():
             return ABSENT
         if self.inputs.continues and not any(map(holds_array, (*args, *kwargs.values()))):
@@ -127,6 +130,10 @@ class ArrayCalls:
             return self.made(function, call)
         except NotFollowedError:
             return ABSENT
+
+    def follows(self, function: Any) -> bool:
+        """Whether it only computes: anybody else's code must not be tried."""
+        return is_followed(function) or (type(function) is types.BuiltinFunctionType and function in COMPUTING)
 
     def operand(self, call: Template, value: Any) -> Any:
         """An operand as a part of the template."""

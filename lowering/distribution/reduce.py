@@ -365,7 +365,7 @@ def is_averaged(parameter: torch.Tensor) -> bool:
 def are_of_a_mesh(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether some of them live on ranks, or are in modules that a mesh has met: in the place of others, by now."""
     met = {id(parameter) for module in list(MODULES) for parameter in module.parameters(recurse=False)}
-    return any(isinstance(parameter, Sharded) or id(parameter) in met for parameter in parameters)
+    return any((REDUCERS and isinstance(parameter, Sharded)) or id(parameter) in met for parameter in parameters)
 
 
 def release(parameter: torch.Tensor) -> None:

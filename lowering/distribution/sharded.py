@@ -356,13 +356,13 @@ def _rows_of_each(view: torch.Tensor, base: Sharded) -> int:
     return count if within and even and plain and alike else 0
 
 
-@for_each_rank
 def _strides_fit(part: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether a rank's rows lie as the whole tensor would: the rank may have one of them, or none."""
     each = zip(part.shape, part.stride(), strides, strict=True)
     return not part.numel() or all(mine == whole for size, mine, whole in each if size > 1)
 
 
+@for_each_rank
 def _rows_viewed(
     local: torch.Tensor, count: int, shape: torch.Size, stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:

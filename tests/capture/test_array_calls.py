@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -209,3 +210,46 @@ def test_a_range_of_a_size_that_values_decide(step: Callable[..., Any], breaks: 
         x, y = torch.randn(9, generator=torch.manual_seed(i)), torch.arange(9) % 3
         assert outcome(captured, x, y) == outcome(step, x, y)
     assert stats(captured).breaks <= breaks
+
+
+class Halves:
+    def __call__(self, array):
+        LOG.append("halved")
+        return array / 2
+
+
+class Holds:
+    def __init__(self, array):
+        LOG.append("held")
+        self.array = array
+
+
+LOG: list[str] = []
+OF_THE_USER = {
+    "an object": Halves(),
+    "a method": Halves().__call__,
+    "a partial": functools.partial(Halves()),
+    "a class": lambda array, made=Holds: made(array).array,
+    "np.vectorize": np.vectorize(lambda number: LOG.append("one") or number + np.random.rand(), otypes=[float]),
+    "np.vectorize that asks": np.vectorize(lambda number: LOG.append("one") or number + 1.0),
+    "np.frompyfunc": np.frompyfunc(lambda number: LOG.append("one") or number + 1.0, 1, 1),
+    "apply_along_axis": lambda array: np.apply_along_axis(lambda row: LOG.append("row") or row * 2, 0, array),
+    "piecewise": lambda array: np.piecewise(array, [array < 1], [lambda part: LOG.append("part") or part * 2, 5.0]),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_USER)
+def test_code_of_the_user_is_not_tried(name):
+    """Whoever calls it with an array of the graph's, it runs as often as in plain Python."""
+    called = OF_THE_USER[name]
+
+    def step(x):
+        return x + torch.as_tensor(np.asarray(called(x.numpy()), dtype=np.float64))
+
+    outcomes = []
+    for run in (step, capture(step)):
+        np.random.seed(3)
+        LOG.clear()
+        found = [run(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64) + call).tolist() for call in range(3)]
+        outcomes.append((found, list(LOG), np.random.rand()))
+    assert outcomes[0] == outcomes[1]

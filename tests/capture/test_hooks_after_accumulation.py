@@ -324,7 +324,7 @@ TABLE = {
     sets_a_gradient: ("Tensor.grad", "set it after"),
     gives_something: ("gradient hook", "natively"),
     added_in_the_step: ("Tensor.register_post_accumulate_grad_hook", "nothing to do"),
-    left_out: ("Tensor.backward", "move what breaks the graph"),
+    left_out: ("Tensor.backward", "remove the graph breaks"),
 }
 
 
