@@ -342,10 +342,15 @@ def reducer_of(parameter: torch.Tensor) -> Reducer | None:
     return reducer if reducer is not None and reducer.known[place].parameter() is parameter else None
 
 
+def training_meshes() -> list[Any]:
+    """Those over which gradients are averaged, of parameters that there are."""
+    return [found.mesh for found in REDUCERS.values() if any(one.parameter() is not None for one in found.known)]
+
+
 def averaging_mesh() -> Any:
     """The mesh over which gradients are averaged, of parameters that there are; None where there is none. Raises
     DistributionError where there are meshes of other ranks."""
-    known = [found.mesh for found in REDUCERS.values() if any(one.parameter() is not None for one in found.known)]
+    known = training_meshes()
     if len({frozenset(mesh.mesh.flatten().tolist()) for mesh in known}) > 1:
         raise DistributionError("gradients are averaged over meshes of other ranks; call it in the captured function")
     return known[0] if known and dist.is_initialized() else None
@@ -365,7 +370,8 @@ def is_averaged(parameter: torch.Tensor) -> bool:
 def are_of_a_mesh(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether some of them live on ranks, or are in modules that a mesh has met: in the place of others, by now."""
     met = {id(parameter) for module in list(MODULES) for parameter in module.parameters(recurse=False)}
-    return any((REDUCERS and isinstance(parameter, Sharded)) or id(parameter) in met for parameter in parameters)
+    placed = any(isinstance(parameter, Sharded) for parameter in parameters) and bool(training_meshes())
+    return placed or any(id(parameter) in met for parameter in parameters)
 
 
 def release(parameter: torch.Tensor) -> None:
