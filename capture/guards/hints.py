@@ -67,7 +67,7 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
     if is_gradient(fact.source) and kind in ("equal", "tensor", "is"):
         return GRADIENT
     if sizes and kind == "tensor":
-        if all(now.shape[d] < 2 for d in sizes):
+        if all(type(now.shape[d]) is int and now.shape[d] < 2 for d in sizes):
             return ALONE
         name = as_written(fact.record.source)
         return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes))})" if "(" not in name else SIZES
