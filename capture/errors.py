@@ -13,8 +13,9 @@ class MoebiusError(Exception):
 
 
 class MoebiusWarning(UserWarning):
-    """Category of every warning that moebius itself gives, for ``warnings.filterwarnings``. Where a filter makes it an
-    error, the call that it is about raises it: where the call begins, or where it goes on after a graph break."""
+    """Category of what capture warns of, for ``warnings.filterwarnings`` (idle ranks and damaged tile shapes, which are
+    told below capture, are a UserWarning). Where a filter makes it an error, the call that it is about raises it: where
+    the call begins, or where it goes on after a graph break."""
 
 
 class OptionError(MoebiusError, ValueError):

@@ -184,7 +184,7 @@ def compared(name: str, kind: str, wanted: Any, now: Any) -> tuple[str, str, str
     if type(now) not in SIZED or kind not in ("length", "contents"):
         return None
     before = wanted if kind == "length" else len(wanted)
-    if kind in ("length", "contents") and before != len(now):
+    if before != len(now):
         return f"len({name})", str(before), str(len(now))
     if kind == "contents" and type(now) in (list, tuple, deque):
         index = next((i for i, pair in enumerate(zip(now, wanted, strict=True)) if not same_entry(*pair)), 0)

@@ -25,7 +25,7 @@ from moebius.lowering.step.arrays import Slot, computed_array, filled
 
 from ..hook import ABSENT
 from ..torch_facts import torch_private
-from ..values.numbers import COMPARISONS, OPERATIONS, UNARY, Number
+from ..values.numbers import OPERATIONS, UNARY, Number
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import TensorProxy
 from .arrays import KINDS, Array, ArrayNumber, Arrays
@@ -39,9 +39,8 @@ MOST = 1 << 22  # numbers of an array with which a function is tried
 STEPS = (3, 7, 19, 47, 101, 211)  # by which sizes that vary differ in another try
 PLAIN = (int, float, bool, complex, type(None), type(...))
 FLOATS_AND_BOOLS = frozenset((np.float16, np.float32, np.float64, np.bool_))
-OPERATORS: dict[str, Callable[..., Any]] = {**OPERATIONS, **COMPARISONS, "@": operator.matmul}
-BITS: dict[str, Callable[..., Any]] = {"&": operator.and_, "|": operator.or_, "^": operator.xor}
-COMPUTING = frozenset((*OPERATORS.values(), *BITS.values(), *UNARY.values(), operator.getitem))
+OPERATORS: dict[str, Callable[..., Any]] = OPERATIONS | {"@": operator.matmul}
+COMPUTING = frozenset((*OPERATORS.values(), *UNARY.values(), operator.getitem))
 
 
 class NotFollowedError(Exception):
@@ -93,7 +92,7 @@ class ArrayCalls:
 
     def operator(self, op: str, *operands: Any) -> Any:
         """An operator or a comparison; ABSENT where it is not followed."""
-        function = OPERATORS.get(op) or BITS.get(op)
+        function = OPERATORS.get(op)
         return ABSENT if function is None else self.call(function, list(operands), {})
 
     def part(self, array: Any, key: Any) -> Any:
@@ -115,9 +114,7 @@ class ArrayCalls:
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``function(*args, **kwargs)``; ABSENT where it is not followed."""
         inner = self.writer.is_inner or self.writer.recomputed
-        if not self.follows(function):
-            return ABSENT
-        if inner or not self.tensors.whole_step or torch.is_inference_mode_enabled():
+        if inner or not self.follows(function) or not self.tensors.whole_step or torch.is_inference_mode_enabled():
             return ABSENT
         if self.inputs.continues and not any(map(holds_array, (*args, *kwargs.values()))):
             return ABSENT
