@@ -31,6 +31,7 @@ from moebius.lowering.experts.weight_concat import experts_of_parts
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.step import (
     autograd_function,
+    backward_place,
     backward_with_hooks,
     by_autocast,
     chosen,
@@ -41,6 +42,7 @@ from moebius.lowering.step import (
     require_accumulated,
     require_branch,
     require_gradients,
+    set_backward,
     set_data,
     set_gradient,
 )
@@ -146,6 +148,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.expert_loop": expert_loop,
     "moebius.skip_iteration": skip_iteration,
     "moebius.autograd_function": autograd_function,
+    "moebius.backward_place": backward_place,
     "moebius.by_autocast": by_autocast,
     "moebius.function_transform": function_transform,
     "moebius.leave_autocast": leave_autocast,
@@ -155,6 +158,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.require_accumulated": require_accumulated,
     "moebius.require_branch": require_branch,
     "moebius.require_gradients": require_gradients,
+    "moebius.set_backward": set_backward,
     "moebius.set_data": set_data,
     "torch.Size": torch.Size,
     "moebius.set_gradient": set_gradient,

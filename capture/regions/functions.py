@@ -16,7 +16,14 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering.step import autocast_now, autograd_function, by_autocast, put_back_mode
+from moebius.lowering.step import (
+    autocast_now,
+    autograd_function,
+    backward_place,
+    by_autocast,
+    put_back_mode,
+    set_backward,
+)
 
 from ..guards.sources import Static
 from ..python import natives
@@ -28,6 +35,7 @@ from .autograd_joins import refuse_doubt
 from .subgraphs import SubgraphTracer
 
 HINT = "it runs natively; nothing to do"
+LATER = 10  # how many arguments ``autograd_function`` has where a backward may come to stand in the place of the first
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
 
@@ -43,6 +51,30 @@ class Made:
     state: Any
     scope: GraphScope
     module: fx.GraphModule
+
+    def text(self) -> str:
+        return str(self.module.graph)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a function in the graph. kept: of forward, what backward gets; nodes of the step stand for themselves.
+    saved: those of them, and others, that ``save_for_backward`` got. made, values: backward as the graph runs it from
+    here on, and what it takes. again: interprets backward for some states of autocast."""
+
+    node: fx.Node
+    forward: GraphScope
+    kept: list[fx.Node]
+    saved: set[fx.Node]
+    made: Made
+    values: list[fx.Node]
+    again: Callable[[list[Any]], list[Made]]
+
+
+def values_of(scope: GraphScope, forward: GraphScope) -> list[fx.Node]:
+    """What a graph within forward's takes: a node of forward's, or the step's that forward takes itself."""
+    outside = {inner: node for node, inner in forward.lifted.items()}
+    return [outside.get(node, node) for node in scope.lifted]
 
 
 class Context:
@@ -134,10 +166,13 @@ class AutogradFunctions(SubgraphTracer):
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
         )
         if made:
-            calling = functools.partial(self.backward_graphs, cls, ctx, given, passed, args, [made[0].state])
-            unchanged = functools.partial(self.is_unchanged, forward, made[0], calling)
+            again = functools.partial(self.backward_graphs, cls, ctx, given, passed, args)
+            outside = {inner: outer for outer, inner in forward.lifted.items()}
+            taken, got = [outside.get(n, n) for n in kept], {outside.get(n, n) for n in by_torch}
+            call = Call(node, forward, taken, got, made[0], values_of(made[0].scope, forward), again)
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
-            self.gradients.applied(Applied(name_of(cls), histories, casts, unchanged))
+            unchanged, renew = functools.partial(self.is_unchanged, call), functools.partial(self.renew, call)
+            self.gradients.applied(Applied(name_of(cls), histories, casts, unchanged, renew=renew))
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]
@@ -208,7 +243,7 @@ class AutogradFunctions(SubgraphTracer):
 
     def chosen(self, made: list[Made], outputs: list[Any]) -> tuple[GraphScope, fx.GraphModule]:
         """One graph for all of them. outputs: what forward gave."""
-        if len({str(m.module.graph) for m in made}) == 1:
+        if len({m.text() for m in made}) == 1:
             return made[0].scope, made[0].module
         with self.scope() as scope:
             known = [self.gradient(f"gradient_{i}", o.fake).node for i, o in enumerate(outputs) if is_tensor(o)]
@@ -223,18 +258,58 @@ class AutogradFunctions(SubgraphTracer):
             scope.graph.output(chosen)
             return scope, self.writer.module()
 
-    def is_unchanged(self, forward: GraphScope, made: Made, again: Callable[[], list[Made]]) -> bool:
-        """Whether backward is interpreted as the same graph over the same values once more, as a backward runs it now.
-        again: interprets it."""
-        outer, self.writer.scope = self.writer.scope, forward
+    def is_unchanged(self, call: Call) -> bool:
+        """Whether backward is interpreted as the same graph over the same values once more, as one runs it now."""
+        found = self.made_again(call, call.made.state)
+        return found is not None and found[1] == call.values and found[0].text() == call.made.text()
+
+    def made_again(self, call: Call, state: Any) -> tuple[Made, list[fx.Node]] | None:
+        """Backward as it is interpreted now, with the values that it takes; None where that is not to be had. The
+        call's forward is written, and stays as it is."""
+        forward, outer = call.forward, self.writer.scope
+        captured, anchor = list(forward.lifted), forward.anchor
+        self.writer.scope = forward
         try:
-            (found,) = again()
+            (made,) = call.again([state])
+            values = values_of(made.scope, forward)
         except Exception:
-            return False
+            return None
         finally:
-            self.writer.scope = outer
-        same = list(found.scope.lifted) == list(made.scope.lifted)
-        return same and str(found.module.graph) == str(made.module.graph)
+            self.writer.scope, forward.anchor = outer, anchor
+            added = [forward.lifted.pop(node) for node in list(forward.lifted)[len(captured) :]]
+        if any(node.users for node in added):
+            return None
+        for node in added:
+            forward.graph.erase_node(node)
+        return made, values
+
+    def renew(self, call: Call) -> Callable[[], None] | None:
+        """Before a backward: writes, when it is called, that the user's backward is run as it is interpreted now. None
+        where that cannot be said: it takes what forward has kept, and beside that values of the step that forward did
+        not save."""
+        node, graph = call.node, self.writer.graph
+        if self.writer.is_inner or node.graph is not graph:
+            return None
+        if (found := self.made_again(call, autocast_now())) is None:
+            return None
+        made, values = found
+        more = [value for value in values if value not in call.kept]
+        if any(value.graph is not graph or value in call.saved for value in more):
+            return None
+        return functools.partial(self.put_backward, call, made, values, more)
+
+    def put_backward(self, call: Call, made: Made, values: list[fx.Node], more: list[fx.Node]) -> None:
+        node, graph, places = call.node, self.writer.graph, [*call.kept, *more]
+        picks = tuple(places.index(value) for value in values)
+        if len(node.args) < LATER:
+            with graph.inserting_before(node):
+                place = graph.call_function(backward_place)
+            place.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=None)
+            node.args = (*node.args, place)
+        body = self.body("function_backward", made.module)
+        put = self.writer.node("call_function", set_backward, (node.args[-1], body, picks, tuple(more)), {})
+        put.meta["val"] = None
+        call.made, call.values = made, values
 
     def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:
         """One gradient or None for each tensor among the arguments. outputs: what forward gave; passed: those of them

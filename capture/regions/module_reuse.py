@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from ..heap.heap import Event
 from ..heap.records import DICTS, LISTS, SIMPLE, whole_items
 from ..heap.tensor_attributes import given
 from ..hook import ABSENT
+from ..tensors.gradients import Applied
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
@@ -45,7 +47,8 @@ class Block:
     """One interpreted call of a module.
 
     begin, end: its part of the log. before, after: the graph's last node at its beginning and end. number, count: of
-    its nodes. arguments, result: its traced values. depth: of the user's stack where it was called.
+    its nodes. arguments, result: its traced values. depth: of the user's stack where it was called. applied: what in it
+    backward looks at again.
     """
 
     module: torch.nn.Module
@@ -61,6 +64,7 @@ class Block:
     after: fx.Node | None = None
     count: int = 0
     result: Any = None
+    applied: list[Applied] = field(default_factory=list)
     plan: Plan | None = None
     refused: bool = False
 
@@ -84,6 +88,10 @@ class Plan:
     writes: int = -1
 
 
+def all_hold(*questions: Callable[[], bool]) -> bool:
+    return all(question() for question in questions)
+
+
 class NotEquivalent(Exception):
     """The other module is not like the first one."""
 
@@ -94,7 +102,7 @@ class ModuleReuse:
     def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
-        self.heap, self.counter = domain.objects.heap, domain.counter
+        self.heap, self.counter, self.gradients = domain.objects.heap, domain.counter, self.tensors.gradients
         self.met: dict[Any, list[Block]] = {}
 
     def call(self, module: torch.nn.Module, args: list, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
@@ -106,7 +114,8 @@ class ModuleReuse:
         for block in self.met.get(key, ()):
             if not block.refused and (found := self.write_again(block, module, arguments)) is not ABSENT:
                 return found
-        writer, switches = self.writer, torch_private.switches()
+        writer, switches, functions = self.writer, torch_private.switches(), self.gradients.functions
+        n_before = len(functions)
         block = Block(
             module,
             arguments,
@@ -122,7 +131,7 @@ class ModuleReuse:
         block.end, block.after = self.heap.mark(), last_node(writer.scope.graph)
         block.count = writer.count - block.number
         block.instructions, block.result = self.domain.instructions - block.instructions, result
-        block.counted = self.counter.since(block.counted)
+        block.counted, block.applied = self.counter.since(block.counted), functions[n_before:]
         unchanged = [torch_private.version_of(p.fake) for p in proxies_in(arguments)] == block.versions
         variants = self.met.setdefault(key, [])
         if unchanged and torch_private.switches() == switches and len(variants) < MAX_VARIANTS:
@@ -246,9 +255,22 @@ class ModuleReuse:
             return ABSENT
         nodes = self.copy_nodes(block, plan, pairs)
         results = self.copy_results(plan, pairs, nodes)
+        histories = frozenset(p.fake.grad_fn for p in results.values()) - {None}
+        is_like = partial(self.is_like, block, plan, module, arguments)
+        for first in block.applied:
+            is_unchanged = partial(all_hold, first.is_unchanged, is_like)
+            self.gradients.applied(Applied(first.name, histories, first.casts, is_unchanged, copied=True))
         self.domain.instructions += block.instructions
         self.counter.repeat(block.counted)
         return self.rebuilt(block.result, pairs, results)
+
+    def is_like(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
+        """Whether the other module is still like the block."""
+        try:
+            self.read_again(block, plan, module, arguments)
+        except NotEquivalent:
+            return False
+        return True
 
     def read_again(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Bijection:
         """Which object of the other module stands for which, from the block's reads; NotEquivalent if one does not

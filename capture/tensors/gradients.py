@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,9 @@ class Applied:
     """A call of an ``autograd.Function``, or a checkpointed one, which backward looks at again. histories: the autograd
     nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
     whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet. ran:
-    whether a backward of the graph has run it, the last that can."""
+    whether a backward of the graph has run it, the last that can. copied: whether it stands in a module's call that was
+    written again. renew: writes, when it is called, that the backward that would be run now is run; None where that is
+    not to be had."""
 
     name: str
     histories: frozenset[Any]
@@ -79,6 +82,8 @@ class Applied:
     is_unchanged: Callable[[], bool]
     unseen: bool = False
     ran: bool = False
+    copied: bool = False
+    renew: Callable[[], Callable[[], None] | None] = lambda: None
 
 
 class Accumulated:
@@ -153,12 +158,12 @@ class Gradients:
             if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
                 raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
         wanted = None if inputs is None else list(inputs) if is_kind(inputs, list | tuple) else [inputs]
-        self.look_again(reached, kept)
+        renewals = self.look_again(reached, kept)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
         if create_graph:
             options = {"retain_graph": retain_graph, "inputs": wanted}
-            self.backward_with_history(outputs, given, leaves, reached, options)
+            self.backward_with_history(outputs, given, leaves, reached, options, renewals)
             return
         self.wants_python()  # the rest after an earlier one has another backward in it
         hooked = self.hooks.in_backward(leaves, self.enter)
@@ -172,6 +177,8 @@ class Gradients:
             # a tensor that is there is added to in place, grad mode being off: the same value goes on standing for it
         on_ranks = self.reached_elsewhere(leaves)
         after = self.hooks.after_accumulation(leaves, self.enter)
+        for write in renewals:
+            write()
         node = self.backward_node(outputs, None if gradients is None else given, options, hooked, after)
         node.meta["val"] = None
         if after:
@@ -202,7 +209,7 @@ class Gradients:
 
     def backward_with_history(
         self, outputs: list[TensorProxy], given: list[Any], leaves: list[TensorProxy], reached: set[Any],
-        options: dict[str, Any],
+        options: dict[str, Any], renewals: list[Callable[[], None]],
     ) -> None:  # fmt: skip
         """``backward(create_graph=True)``: what it leaves in ``.grad`` has a history, which autograd on fakes gives."""
         hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
@@ -219,6 +226,8 @@ class Gradients:
         found = self.tensors.on_fakes(torch.autograd.grad, (outputs, leaves), asked)
         options |= {"create_graph": True} | ({} if all(g is None for g in given) else {"grad_tensors": given})
         options = {name: value for name, value in options.items() if value is not None}
+        for write in renewals:
+            write()
         node = self.writer.node("call_function", torch.autograd.backward, (tuple(outputs),), options)
         node.meta["val"] = None
         self.check = self.writer.node("call_function", require_gradients, (), {})
@@ -309,7 +318,7 @@ class Gradients:
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
         with self.between_graphs(kept):
             leaves, functions = self.reached(outputs)
-        self.look_again(functions, kept)
+        renewals = self.look_again(functions, kept)
         if any(getattr(p.real, "_backward_hooks", None) for p in inputs):
             raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
         if any(p.fake.grad_fn in functions for p in self.retained):
@@ -330,6 +339,8 @@ class Gradients:
             raise Break("torch.autograd.grad", "an input is not a leaf that is reached", NATIVELY)
         else:
             result = tuple(self.fake_gradient(p) for p in inputs)
+        for write in renewals:
+            write()
         node = self.writer.node("call_function", torch.autograd.grad, (outputs, inputs), kwargs)
         found = self.tensors.wrap(result, node)
         if node.graph.find_nodes(op="call_function", target=expert_loop, sort=False):
@@ -352,18 +363,30 @@ class Gradients:
         if live := self.live():
             self.writer.node("call_function", keep, live, {}).meta["val"] = None
 
-    def look_again(self, reached: set[Any], kept: bool) -> None:
-        """Before a backward: the user's code that it runs is what it was taken for. Else the step is traced again.
-        kept: whether another backward may run it after this one."""
+    def look_again(self, reached: set[Any], kept: bool) -> list[Callable[[], None]]:
+        """Before a backward: the user's code that it runs is what it was taken for, or what the graph is told before it
+        by what this gives. Else the step is traced again. kept: whether another backward may run it after this one."""
         now = autocast_now()
+        renewals: list[Callable[[], None]] = []
         for applied in list(self.functions):
-            if applied.histories & reached:
-                self.unmet_casts |= set() if applied.casts is None or now in applied.casts else {now}
-                if not applied.is_unchanged():
-                    if not applied.unseen:
-                        self.changed.add(applied.name)
-                    raise Break("autograd.Function", CHANGED, NATIVELY)
+            if not applied.histories & reached:
+                continue
+            self.unmet_casts |= set() if applied.casts is None or now in applied.casts else {now}
+            if applied.is_unchanged():
                 applied.unseen, applied.ran = False, not kept
+            elif (renewal := applied.renew()) is not None:
+                renewals.append(partial(self.renewed, applied, renewal, kept))
+            else:
+                if applied.copied:
+                    self.needs_history = True  # the step is traced again, with each module interpreted
+                elif not applied.unseen:
+                    self.changed.add(applied.name)
+                raise Break("autograd.Function", CHANGED, NATIVELY)
+        return renewals
+
+    def renewed(self, applied: Applied, write: Callable[[], None], kept: bool) -> None:
+        write()
+        applied.unseen, applied.ran = False, not kept
 
     def waiting(self) -> list[Applied]:
         """The calls that a backward after this graph may run."""

@@ -12,7 +12,7 @@ from moebius.lowering.step.branches import BranchError, chosen, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
-from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
+from moebius.lowering.step.functions import autograd_function, backward_place, by_autocast, put_back_mode, set_backward
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     ReachedElsewhereError,
@@ -34,6 +34,7 @@ __all__ = [
     "asks_of_each",
     "autocast_now",
     "autograd_function",
+    "backward_place",
     "backward_with_hooks",
     "draw",
     "draw_array",
@@ -56,6 +57,7 @@ __all__ = [
     "require_gradients",
     "require_known",
     "role_of",
+    "set_backward",
     "set_data",
     "set_gradient",
     "treats_each_alone",

@@ -30,6 +30,7 @@ class GraphFunction(torch.autograd.Function):
         saved: tuple[int, ...],
         captures: Sequence[Any],
         once: bool,
+        later: list[Any] | None,
         *tensors: torch.Tensor,
     ) -> tuple[Any, ...]:
         found = code_of(forward)(*captures)
@@ -38,7 +39,7 @@ class GraphFunction(torch.autograd.Function):
             ctx.save_for_backward(*(kept[i] for i in saved))
             for i in saved:
                 kept[i] = None
-        ctx.kept, ctx.saved, ctx.graph, ctx.once = kept, saved, backward, once
+        ctx.kept, ctx.saved, ctx.graph, ctx.once, ctx.later = kept, saved, backward, once, later
         ctx.mark_non_differentiable(*(outputs[i] for i in constant))
         return cast(tuple[Any, ...], outputs)
 
@@ -48,11 +49,15 @@ class GraphFunction(torch.autograd.Function):
         if ctx.saved:  # (else there is nothing that a second backward could miss)
             for i, value in zip(ctx.saved, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        run = code_of(ctx.graph)
+        graph = ctx.graph
+        if ctx.later:
+            graph, picks, values = ctx.later
+            kept = [values[i - len(kept)] if i >= len(kept) else kept[i] for i in picks]
+        run = code_of(graph)
         if not ctx.once or not torch.is_grad_enabled():
-            return (None,) * 7 + tuple(run(*gradients, *kept))
+            return (None,) * 8 + tuple(run(*gradients, *kept))
         found = once_differentiable(lambda _, *given: tuple(run(*given, *kept)))(ctx, *gradients)  # create_graph=True
-        return (None,) * 7 + (found if isinstance(found, tuple) else (found,))
+        return (None,) * 8 + (found if isinstance(found, tuple) else (found,))
 
 
 @functools.cache
@@ -71,6 +76,7 @@ def autograd_function(
     tensors: Sequence[torch.Tensor],
     name: str,
     once: bool = False,
+    later: list[Any] | None = None,
 ) -> tuple[Any, ...]:
     """``Function.apply(...)``: the outputs of the forward graph, with the backward graph as their history.
 
@@ -78,10 +84,24 @@ def autograd_function(
     outputs' gradients and what forward kept; gives one gradient (or None) for each of ``tensors``. constant: indices of
     outputs that are not differentiable. saved: which of what forward keeps it has saved by ``save_for_backward``, which
     looks for changes in place and lets go after one backward. name: of the user's class. once: whether its backward is
-    ``once_differentiable``.
+    ``once_differentiable``. later: where another backward comes to stand in the place of this one (``set_backward``).
     """
-    result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, once, *tensors)
+    result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, once, later, *tensors)
     return cast(tuple[Any, ...], result)
+
+
+def backward_place() -> list[Any]:
+    """Where ``set_backward`` puts a backward, for one call of a function."""
+    return []
+
+
+def set_backward(place: list[Any], backward: fx.GraphModule, picks: Sequence[int], values: Sequence[Any]) -> None:
+    """From here on the function's backward is another graph: what its user's code reads has changed since the call.
+
+    backward: takes the outputs' gradients and then, for each of ``picks``, what forward kept at that index, or (from
+    the number of these on) one of ``values``.
+    """
+    place[:] = backward, picks, values
 
 
 def by_autocast(
@@ -119,3 +139,5 @@ def put_back_mode(graph: fx.Graph) -> None:
 
 fx.wrap("autograd_function")
 fx.wrap("by_autocast")
+fx.wrap("backward_place")
+fx.wrap("set_backward")
