@@ -336,36 +336,43 @@ class BuiltinHandlers(CallParts):
             for value in self.domain.native_iter(args[0]) if len(args) == 1 else args:
                 values.append(value)
                 keys.append(value if key is None else self.call(key, [value], {}))
-            if key is None and len(values) == 1 and type(values[0]) is Number:
+            if not values:
+                return function(values, **kwargs)
+            if len(values) == 1:  # compared with nothing
                 return values[0]
-            if key is None and any(type(v) in (Number, torch.SymFloat) for v in values) and not kwargs:
+            if key is None and any(type(v) in (Number, torch.SymFloat) for v in values):
                 if all(type(v) in (*PLAIN_NUMBERS, *NUMPY_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
                     return self.numbers.apply(function, *values)
-            compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
+            compared = key is None and any(type(v) is TensorProxy for v in values)
             bounds = self.domain.bounds
             if compared and len(args) > 1 and (bound := bounds.of(function, values)) is not None:
                 return bound
             if compared and len(args) > 1 and all(map(is_of_one_number, args)):
                 return self.one_by_one(function, args)
-            if compared:
+            plain = all(natives.is_plain(k, self.known) or is_kind(k, torch.SymInt) for k in keys)
+            if compared or not plain and (key is None or all(map(self.compares_in_c, keys))):
                 one_by_one = self.substitute(largest if function is max else smallest)
-                return self.domain.call_function(one_by_one, values, {})
-            if not all(natives.is_plain(k, self.known) or is_kind(k, torch.SymInt) for k in keys):
+                pairs = [self.objects.made(pair) for pair in zip(keys, values, strict=True)]
+                return self.domain.call_function(one_by_one, pairs, {})
+            if not plain:  # C calls the key and the keys' own comparison in turns
                 raise Break(
                     f"{function.__name__}() of values that are not plain",
                     ", ".join(type_of(k).__name__ for k in keys[:4]),
-                    "use torch.maximum/minimum for tensors",
+                    "give it a key that is a number, a string or a tuple of such",
                 )
-            if any(is_kind(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
+            if any(is_kind(k, torch.SymInt) for k in keys) and key is None:
                 if not all(type(k) in (int, torch.SymInt) for k in keys):  # C gives one of them, with its own type
                     return self.one_by_one(function, values)
                 return functools.reduce(torch.sym_max if function is max else torch.sym_min, keys)
-            if not values:
-                return function(values, **kwargs)
             chosen = function(range(len(keys)), key=keys.__getitem__)
             return values[chosen]
 
         return run
+
+    def compares_in_c(self, key: Any) -> bool:
+        if type(key) is tuple:
+            return all(map(self.compares_in_c, key))
+        return natives.is_plain(key, self.known) or type(key) in (Number, TensorProxy, *SYMBOLIC)
 
     def one_by_one(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """``max(1e-3, rms)`` asks a tensor whether it is the greater, and gives the number or the tensor. When the data

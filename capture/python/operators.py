@@ -365,14 +365,13 @@ class Operators(Parts):
         return type(value) in ATOMS or type(value).__eq__ is object.__eq__
 
     def compare_sequences(self, op: str, left: Any, right: Any) -> Any:
-        if op not in ("==", "!="):
-            if natives.is_plain(left, self.calls.known) and natives.is_plain(right, self.calls.known):
-                return COMPARISONS[op](left, right)
-            raise Break("ordering of sequences", "with items that are not plain", "compare plain values")
-        equal = len(left) == len(right) and all(
-            self.is_one(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
-        )
-        return equal is (op == "==")
+        """As the first items that differ say, or where none do the lengths (list_richcompare in listobject.c)."""
+        if op in ("==", "!=") and len(left) != len(right):
+            return op == "!="
+        for a, b in zip(left, right, strict=False):
+            if not (self.is_one(a, b) or self.truth(self.compare("==", a, b))):
+                return op == "!=" if op in ("==", "!=") else self.compare(op, a, b)
+        return COMPARISONS[op](len(left), len(right))
 
     def compare_dicts(self, left: dict[Any, Any], right: dict[Any, Any]) -> bool:
         """``==`` of two dicts (dict_equal in Objects/dictobject.c); two ordered ones have the same order, too."""

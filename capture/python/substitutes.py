@@ -275,19 +275,21 @@ def cut_at(input: Any, tensor_indices_or_sections: Any, dim: int = 0) -> Any:
 
 
 def largest(first: Any, *others: Any) -> Any:
-    """``max`` of tensors: C asks the same of each, and a branch inside of it has no side exit."""
-    for other in others:
-        if other > first:
-            first = other
-    return first
+    """``max`` of keys and what each belongs to: C asks the same of each, and a branch inside of it has no side exit."""
+    key, best = first
+    for other, value in others:
+        if other > key:
+            key, best = other, value
+    return best
 
 
 def smallest(first: Any, *others: Any) -> Any:
-    """``min`` of tensors."""
-    for other in others:
-        if other < first:
-            first = other
-    return first
+    """``min`` of keys and what each belongs to."""
+    key, best = first
+    for other, value in others:
+        if other < key:
+            key, best = other, value
+    return best
 
 
 def nothing(*_: Any, **__: Any) -> None:

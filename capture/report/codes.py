@@ -231,7 +231,7 @@ CODES = (
     Code(
         30, "Containers and iterators that cannot be followed",
         ("container of an unknown type", "container initialised again", "iterator from outside", "itertools.groupby",
-         "set.pop", "order of a set of tensors", "ordering of sequences", "sequences joined by C", "reversed()",
+         "set.pop", "order of a set of tensors", "sequences joined by C", "reversed()",
          "sorting values that are not plain", "key with its own hash", "in-place operator on a container",
          "* read after a write at a number", "* of values that are not plain"),
         "Its order, or what it does when it is read, is not known while capturing.", "Use lists and dicts of "

@@ -82,3 +82,102 @@ def test_an_optimizer_scaled_by_its_weights_is_one_graph():
         assert torch.equal(captured(x), plain(x))
     seen = stats(captured)
     assert seen.breaks == 0 and seen.hits == 3  # state appears, then counts are numbers; nothing after that
+
+
+class Ranked:
+    """Ordered by its own methods, which keep a record."""
+
+    def __init__(self, rank, asked):
+        self.rank, self.asked = rank, asked
+
+    def __gt__(self, other):
+        self.asked.append((">", self.rank, other.rank))
+        return self.rank > other.rank
+
+    def __lt__(self, other):
+        self.asked.append(("<", self.rank, other.rank))
+        return self.rank < other.rank
+
+
+KNOWN = [[0, 1], [2], [2, -1]]
+ITEMS = {
+    "numbers": lambda x: [x.sum().item(), 2.0, x.mean().item(), 2],
+    "named": lambda x: [(x.sum().item(), "a"), (x.mean().item(), "b"), (2.0, "c")],
+    "lists": lambda x: [[1, x.sum().item()], [1], [1, 2.0, 0]],
+    "known lists": lambda x: KNOWN,
+    "sizes": lambda x: [(x.shape[0], 1), (3, 2), (x.shape[0], 0)],
+    "tensors": lambda x: [(x.sum(), 0), (x.mean(), 1)],
+    "one": lambda x: [[x.sum().item()]],
+    "none": lambda x: [],
+}
+KEYS = {
+    "none": None,
+    "first": lambda item: item[0] if isinstance(item, (list, tuple)) else item,
+    "pair": lambda item: (len(item), item) if isinstance(item, (list, tuple)) else (0, item),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("items", ITEMS)
+@pytest.mark.parametrize("choose", [max, min], ids=["max", "min"])
+def test_what_is_chosen_of_any_items(choose, items, key):
+    """Numbers that only the step knows, sequences of them, ties and NaN, and which of two equal ones it is."""
+
+    def step(x):
+        given = ITEMS[items](x)
+        chosen = choose(given, key=KEYS[key], default="nothing")
+        held = (i for i, one in enumerate(given) if one is chosen and not isinstance(one, int | float))
+        return chosen, next(held, None)  # (which of two equal numbers it is, nobody sees)
+
+    captured = capture(step, backend="eager")
+    torch.manual_seed(0)
+    for scale, rows in ((1.0, 3), (-1.0, 3), (float("nan"), 3), (0.0, 3), (8.0, 2), (8.0, 5), (1.0, 3)):
+        x = torch.randn(rows, 2).abs() * scale
+        assert repr(captured(x)) == repr(step(x)), (scale, rows)
+
+
+@pytest.mark.parametrize("key", [None, lambda one: one], ids=["no key", "a key"])
+def test_their_own_comparisons_are_asked_as_c_asks_them(key):
+    def step(x, asked):
+        ranked = [Ranked(x.sum().item(), asked), Ranked(0.0, asked), Ranked(1.0, asked)]
+        return max(ranked, key=key).rank, min(ranked, key=key).rank
+
+    captured = capture(step, backend="eager")
+    for scale in (1.0, -1.0, 0.1, 1.0):
+        ours, theirs, x = [], [], torch.ones(3) * scale
+        assert captured(x, ours) == step(x, theirs)
+        assert ours == theirs
+
+
+def test_choosing_by_a_number_is_one_graph():
+    def step(x):
+        losses = [x.sum().item(), 2.0, x.mean().item()]
+        return max(losses, default=0.0), min(range(3), key=lambda i: losses[i]), max(KNOWN), KNOWN < [[x.shape[0]]]
+
+    captured = capture(step, backend="eager")
+    for scale in (1.0, -1.0, 3.0, 0.5):
+        assert captured(torch.ones(3) * scale) == step(torch.ones(3) * scale)
+    assert stats(captured).misses == 1
+    assert not stats(captured).breaks
+
+
+@pytest.mark.parametrize("sign", ["<", "<=", ">", ">=", "==", "!="])
+def test_sequences_are_ordered_as_python_orders_them(sign):
+    of_two = eval(f"lambda a, b: a {sign} b")
+
+    def compared(a, b):
+        try:
+            return of_two(a, b)
+        except TypeError as error:  # a number and a tuple, where what is before them is equal
+            return str(error)
+
+    def step(x):
+        number, rows = x.sum().item(), x.shape[0]
+        sequences = [[number], [number, 1], [2.0], [], [rows, (number,)], [rows, (2.0, 1)], [3, (number, 0)]]
+        tuples = [tuple(one) for one in sequences]
+        return [compared(a, b) for kind in (sequences, tuples) for a in kind for b in kind]
+
+    captured = capture(step, backend="eager")
+    for scale, rows in ((1.0, 2), (-1.0, 2), (float("nan"), 2), (2 / 3, 3), (1.0, 3), (1.0, 2)):
+        x = torch.ones(rows) * scale
+        assert captured(x) == step(x), (scale, rows)
