@@ -16,9 +16,8 @@ from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, Event
-from ..regions.module_reuse import proxies_in
 from ..torch_facts import random_state, torch_private
-from ..values.values import SYMBOLIC, Break, TensorProxy
+from ..values.values import SYMBOLIC, Break, TensorProxy, proxies_in
 from . import natives
 from .parts import CallParts
 from .reach import may_look_at

@@ -91,12 +91,11 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def __init__(self, domain: Parts):
         self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
-        self.objects = domain.objects
+        self.objects, self.looked_at = domain.objects, {}
         self.tensors = domain.tensors
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
         self.messages, self.bars, overrides = Messages(domain), Bars(domain), Overrides(self)
-        self.looked_at = {}
         self.overridden, self.overriding = overrides.answer, overrides.among
         self.inference, self.transforms = InferenceModes(domain), FunctionTransforms(domain, self.call)
         self.builtins: dict[Any, Callable[..., Any]] = {
