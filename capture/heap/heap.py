@@ -33,7 +33,7 @@ class Heap:
         self.events: list[Event] = []
         self.born: dict[int, int] = {}  # by id of an object that the trace made: how long the log was then
         self.outside = 0
-        self.written: dict[int, list[tuple[int, Any]]] = {}  # by id of the owner: when, and which key
+        self.written: dict[int, dict[Any, list[int]]] = {}  # by id of the owner, and key: when
         self.writes: list[int] = []  # where in the log
         self.part_of: dict[int, Any] = {}  # by id of a container that a new object has made for itself: whose it is
         self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
@@ -68,7 +68,7 @@ class Heap:
     def write(self, owner: Any, key: Any = WHOLE, born: int = -1) -> None:
         self.outside += born < 0
         owner = self.owner_of(owner)
-        self.written.setdefault(id(owner), []).append((len(self.events), key))
+        self.written.setdefault(id(owner), {}).setdefault(key, []).append(len(self.events))
         self.writes.append(len(self.events))
         self.events.append((WRITE, owner, key, born))
 
@@ -87,10 +87,11 @@ class Heap:
         _, owner, key, _ = event
         if owner is ANYTHING:
             return self.changes_older(begin, end)
-        return any(
-            begin <= when and (end is None or when < end) and (written is WHOLE or key is None or written == key)
-            for when, written in self.written.get(id(owner), ())
-        )
+        written = self.written.get(id(owner))
+        if written is None:
+            return False
+        times = written.values() if key is None else (written.get(WHOLE, ()), written.get(key, ()))
+        return any((at := bisect_left(t, begin)) < len(t) and (end is None or t[at] < end) for t in times)
 
     def changes_older(self, begin: int, end: int | None = None) -> bool:
         """Whether anything that existed before the first of two marks was written to between them."""

@@ -53,12 +53,12 @@ class Attributes(Slots):
 
     def __init__(self, objects: Objects, tensors: TensorOperations, call: Call):
         self.objects, self.tensors, self.call = objects, tensors, call
+        self.ask: Callable[..., Any] = lambda getter, *args: call(getter, list(args), {})  # (a getter of the user's)
         self.guards, self.gradients = objects.guards, tensors.gradients
         self.looked_up: dict[tuple[type, str], Any] = {}
         self.of_classes, self.heap = ClassAttributes(objects), objects.heap
-        self.heap.now |= {"class": self.class_now, "value": self.value_now}
-        self.heap.now["tensor"] = functools.partial(tensor_attributes.attribute_now, objects)
-        self.heap.now["meta"] = tensor_attributes.switched_now
+        tensor, meta = functools.partial(tensor_attributes.attribute_now, objects), tensor_attributes.switched_now
+        self.heap.now |= {"class": self.class_now, "value": self.value_now, "tensor": tensor, "meta": meta}
 
     # ------------------------------------------------------------------------------------------------------------------
     # Look-up on types
@@ -159,7 +159,7 @@ class Attributes(Slots):
         getter = self.on_type(kind, "__getattribute__")
         try:
             if is_kind(getter, types.FunctionType):
-                return self.call(getter, [obj, name], {})
+                return self.ask(getter, obj, name)
             if kind is threading.local and (record := self.objects.record_of(obj)) is not None:
                 return self.of_thread(record, name)
             if looks_up_in_c(getter) and not issubclass(kind, KNOWN_LOOK_UPS):
@@ -225,7 +225,7 @@ class Attributes(Slots):
             if descriptor.fget is None:
                 return getattr(obj, name)
             getter = self.objects.enter(descriptor.fget, Static(f"{kind.__qualname__}.{name}.fget", descriptor.fget))
-            return self.call(getter, [obj], {})
+            return self.ask(getter, obj)
         if type(descriptor) in C_PARTS:
             return self.c_attribute(descriptor, obj, kind, name)
         return self.bind(descriptor, obj, kind)

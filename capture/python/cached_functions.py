@@ -16,9 +16,8 @@ from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, Event
-from ..regions.module_reuse import proxies_in
 from ..torch_facts import random_state, torch_private
-from ..values.values import SYMBOLIC, Break, TensorProxy
+from ..values.values import SYMBOLIC, Break, TensorProxy, proxies_in
 from . import natives
 from .parts import CallParts
 from .reach import may_look_at
@@ -29,6 +28,8 @@ BY_ARGUMENTS = frozenset({"typing"})  # those that give an equal object whenever
 
 class CachedFunctions(CallParts):
     """What a call of one does."""
+
+    looked_at: dict[tuple, tuple[Any, int, list[Event]]]  # by function and arguments: when, and what it read then
 
     def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
@@ -44,7 +45,8 @@ class CachedFunctions(CallParts):
             )
         in_loop = self.tensors.writer.in_loop  # (or in a branch, which may not run)
         if in_loop or self.heap.outside or self.are_written(self.tensors.inputs):
-            self.refuse_to_look_back(function.__wrapped__, args, kwargs, in_loop)
+            inner, types_of = function.__wrapped__, tuple(map(type, leaves))
+            self.refuse_to_look_back(inner, args, kwargs, in_loop, (id(inner), types_of, *args, *kwargs.items()))
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
         return self.from_cache(functools.partial(function, *args, **kwargs), name_of(function))
@@ -55,11 +57,18 @@ class CachedFunctions(CallParts):
         by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
         return self.known(value) and by_identity and not can_die(value) and not is_kind(value, TensorProxy)
 
-    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool) -> None:
+    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool, key: tuple) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
-        cached function looks at that. It is interpreted once to find out."""
+        cached function looks at that. It is interpreted once to find out, and again for the same arguments (key) where
+        something that it read has been written since."""
         heap, counter = self.heap, self.domain.counter
-        begin, followed, before = heap.mark(), True, counter.mark()
+        begin, followed = heap.mark(), True
+        if before := self.looked_at.get(key):
+            _, since, older = before
+            if not any(heap.was_written(event, since) for event in older) and not self.meets_written(older):
+                heap.events += older
+                return
+        counts = counter.mark()
         heap.listening += 1
         try:
             self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
@@ -67,26 +76,30 @@ class CachedFunctions(CallParts):
             followed = False
         finally:
             heap.listening -= 1
-            counter.back_to(before)
-        writes = heap.changes_older(begin)
+            counter.back_to(counts)
         reads = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
         older = [event for event in reads if event[1] is not ANYTHING]
-        before_it = heap.writes_between(0, begin)
-        written = [owner for _, owner, _, born in before_it if born < 0 and not is_kind(owner, TensorProxy)]
-        whose = [record.obj for owner in written if (record := self.objects.owner_of(owner)) is not None]
-        doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, [*written, *whose])
+        known = followed and len(older) == len(reads)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
-        doubtful |= not followed and in_loop
-        if doubtful or writes or changed or self.meets_written(older):
+        doubtful = not followed and in_loop or not (known or changed) and self.may_meet(inner, begin)
+        if doubtful or changed or heap.changes_older(begin) or self.meets_written(older):
             detail = f"{name_of(inner)} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")
+        if known:
+            self.looked_at[key] = inner, begin, older
+
+    def may_meet(self, inner: Any, begin: int) -> bool:
+        """Whether a function that was not followed to its end may look at what was written before a mark."""
+        before_it = self.heap.writes_between(0, begin)
+        written = [owner for _, owner, _, born in before_it if born < 0 and not is_kind(owner, TensorProxy)]
+        whose = [record.obj for owner in written if (record := self.objects.owner_of(owner)) is not None]
+        return may_look_at(inner, [*written, *whose])
 
     def meets_written(self, reads: list[Event]) -> bool:
         """Whether a tensor that was read is one that the step has written to, under any name."""
-        writes = self.heap.writes_between()
-        replaced = {id(owner) for _, owner, key, _ in writes if is_kind(owner, TensorProxy) and key == "data"}
         met = proxies_in([event[3] for event in reads])
-        return any(id(p) in replaced for p in met) or self.are_written(met)
+        replaced = [("data", proxy, "data", None) for proxy in met]
+        return any(map(self.heap.was_written, replaced)) or self.are_written(met)
 
     def are_written(self, met: Iterable[TensorProxy]) -> bool:
         """Whether the step has written to one of these tensors in place, under any name: ``p.data`` is one."""

@@ -91,7 +91,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def __init__(self, domain: Parts):
         self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
-        self.objects = domain.objects
+        self.objects, self.looked_at = domain.objects, {}
         self.tensors = domain.tensors
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards

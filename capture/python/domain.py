@@ -51,6 +51,7 @@ from .calls import Calls
 from .caught import raised_in_c, tells_of_tracing
 from .construction import Making
 from .containers import Containers
+from .lookups import Lookups
 from .operators import Operators
 
 
@@ -77,6 +78,7 @@ class TrackingDomain(Operators, Containers):
         self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
         self.array_calls = ArrayCalls(self.arrays, self.array_inputs)
         self.calls = Calls(self)
+        self.attributes.ask = Lookups(self).ask
         self.lists = Lists(self)
         self.bounds = Bounds(self)
         self.loops = Loops(self, self.lists)

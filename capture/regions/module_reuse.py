@@ -29,7 +29,7 @@ from ..heap.tensor_attributes import given
 from ..hook import ABSENT
 from ..tensors.gradients import Applied
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, TensorProxy, proxies_in
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -152,10 +152,8 @@ class ModuleReuse:
         described = [self.describe(a) for a in arguments]
         if any(d is None for d in described):
             return None
-        switches = torch_private.switches()
-        state = (switches["grad"], tuple(switches["autocast"].items()), switches["cache"])
         classes = self.domain.attributes.of_classes.changes  # what is looked up on a class is not in the log
-        return type(module), positional, names, tuple(described), state, classes
+        return type(module), positional, names, tuple(described), torch_private.modes(), classes
 
     def describe(self, value: Any) -> Any:
         kind = type(value)
@@ -466,16 +464,6 @@ def grouped(reads: list[Event]) -> list[Step]:
         step[2].append(key)
         step[3].append(value)
     return list(steps.values())
-
-
-def proxies_in(values: Any) -> list[TensorProxy]:
-    found = []
-    for value in values:
-        if type(value) is TensorProxy:
-            found.append(value)
-        elif is_kind(value, tuple):
-            found += proxies_in(value)
-    return found
 
 
 def shape_of_result(value: Any) -> tuple[Any, ...]:

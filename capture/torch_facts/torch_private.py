@@ -327,6 +327,12 @@ def switches() -> dict[str, Any]:
     }
 
 
+def modes() -> tuple[Any, ...]:
+    """Those of the switches that no read of is logged, to be compared."""
+    found = switches()
+    return found["grad"], tuple(found["autocast"].items()), found["cache"]
+
+
 def throw_switches(wanted: dict[str, Any]) -> None:
     torch._C._set_grad_enabled(wanted["grad"])
     for device, (enabled, dtype) in wanted["autocast"].items():

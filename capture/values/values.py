@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch.nn.attention import SDPBackend
 
-from moebius.interpreter import Signal
+from moebius.interpreter import Signal, is_kind
 
 from .expert_numbers import number_of
 from .numpy_numbers import NUMPY_NUMBERS
@@ -172,6 +172,17 @@ class TensorProxy:
 
     def __getitem__(self, key: Any) -> Any:
         return self.operations.get_item(self, key)
+
+
+def proxies_in(values: Any) -> list[TensorProxy]:
+    """The tensors among some values, and in tuples of them."""
+    found = []
+    for value in values:
+        if type(value) is TensorProxy:
+            found.append(value)
+        elif is_kind(value, tuple):
+            found += proxies_in(value)
+    return found
 
 
 def install_operators() -> None:

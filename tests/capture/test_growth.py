@@ -223,6 +223,29 @@ def asks_caches(n: int) -> Any:
     return step, (torch.randn(4, 4), states)
 
 
+def asks_caches_after_writes(n: int) -> Any:
+    import functools
+
+    class State:
+        scale, total = 0.5, 0
+
+    state = State()
+    state.seen = [0] * n
+
+    @functools.lru_cache
+    def scale(i):
+        return i * state.scale
+
+    def step(x):
+        for i in range(n):
+            state.total += 1
+            state.seen[i] = i
+            x = x * scale(i) * scale(3)
+        return x
+
+    return step, (torch.randn(4, 4),)
+
+
 def experts_in_layers(n: int) -> Any:
     layers = nn.ModuleList(nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(n))
 
@@ -265,7 +288,7 @@ def random_and_modes(n: int) -> Any:
 PROGRAMS = (
     asks_for_strides, keeps_what_it_made, writes_in_place, branches_on_data, branches_with_gradients, layers_that_count,
     counters_in_an_argument, trains, accumulates, reads_and_writes_texts, asks_caches,
-    experts_in_layers, checkpoints, random_and_modes,
+    asks_caches_after_writes, experts_in_layers, checkpoints, random_and_modes,
 )  # fmt: skip
 
 

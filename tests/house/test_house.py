@@ -13,7 +13,7 @@ LONGEST = 600  # lines of a file
 CHAINS = 100  # the goal
 QUESTIONS = 23  # of capture's own values, and what the program itself asks with isinstance
 HALL = 10  # files in capture/ itself
-UPWARD = 44  # imports between the rooms of capture/ that run up; the goal is 0
+UPWARD = 43  # imports between the rooms of capture/ that run up; the goal is 0
 # The rooms of capture/, the lowest first: each imports those before it; the hall's errors, options, versions all may.
 ROOMS = (
     "hook", "torch_facts", "guards", "bytecode", "values", "heap", "tensors", "python", "regions", "codegen", "trace",
