@@ -192,6 +192,7 @@ declare("cast", "input, *to, dtype=None, device=None, non_blocking=False, copy=F
 for _name, _dtype in (("float", "float32"), ("double", "float64"), ("half", "float16"), ("bfloat16", "bfloat16"),
                       ("int", "int32"), ("long", "int64"), ("bool", "bool")):  # fmt: skip
     declare("cast", f"input, dtype=torch.{_dtype}", _name, alias=True)
+declare("cast", "input, dtype, non_blocking=False", "type", alias=True)
 declare("type_as", "input, other", "type_as", alias=True)
 declare("clone", "input", "clone")
 declare("detach", "input", "detach", alias=True)

@@ -1,4 +1,5 @@
-"""Lists to which the step appends a tensor behind a branch on values: ``if n == 0: continue`` … ``parts.append(y)``.
+"""Lists to which the step appends a tensor behind a branch on values: ``if n == 0: continue`` … ``parts.append(y)``, or
+in the iterations of the experts that were hit (active_experts.py).
 
 The branch is one node of the graph, and the tensor that it may append is among what that node gives: with no rows where
 the branch is not taken. A ``ConditionalList`` stands for the list. It knows for each item whether it is always there or
@@ -26,7 +27,7 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .autograd_joins import carried_on
 from .branches import Conditional
-from .loop_regions import LoopRegion
+from .loop_regions import ONE, LoopRegion
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -75,10 +76,10 @@ class ConditionalList(SymbolicObject):
             self.items.append((value, None))
             return
         loop = loops.open[-1] if len(loops.open) == 1 and len(objects.inside) == 1 else None
-        if loop is None or not is_kind(loop.rows, Conditional) or loop.skips or not can_be_absent(value):
+        if loop is None or not is_kind(loop.rows, ONE) or loop.skips or not can_be_absent(value):
             self.lists.refuse(self.site)
             self.refuse("what it holds")
-        if not loop.gathered and is_kind(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
+        if not loop.gathered and known_inside(loop):
             loop.gathered.append((None, self.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
         loop.gathered.append((self, value))
 
@@ -200,7 +201,7 @@ class Lists:
         """``owner.append`` runs: note it where the trace is about to break because a branch may leave it out."""
         loops = self.domain.open_loops
         site = self.made_at.get(id(owner))
-        if site is not None and len(loops) == 1 and is_kind(loops[0].rows, Conditional):
+        if site is not None and len(loops) == 1 and is_kind(loops[0].rows, ONE):
             self.wanted.add(site)
 
     def absent(self, loop: LoopRegion) -> list[fx.Node]:
@@ -224,14 +225,21 @@ class Lists:
         """The branch is written. items: what it appends, each as it is behind the branch."""
         if not loop.gathered:
             return
-        rows, condition = loop.rows, loop.begun_with[-1]
-        assert isinstance(rows, Conditional)
-        presence = Presence(condition.value if type(condition) is ArrayNumber else condition, not rows.skip_if)
+        presence = Presence(True, True)
+        if not known_inside(loop):
+            rows, condition = loop.rows, loop.begun_with[-1]
+            assert isinstance(rows, Conditional)
+            presence = Presence(condition.value if type(condition) is ArrayNumber else condition, not rows.skip_if)
         for (target, _), value in zip(loop.gathered, items, strict=True):
             if target is None:
                 presence = Presence(value, True)
             else:
                 target.items.append((value, presence))
+
+
+def known_inside(loop: LoopRegion) -> bool:
+    """Whether a flag says that the branch was taken: its condition may be overwritten, or is not known outside."""
+    return not is_kind(loop.rows, Conditional) or is_kind(loop.begun_with[-1], TensorProxy)
 
 
 def maybe_absent(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> torch.Tensor:

@@ -216,7 +216,10 @@ class TensorOperations:
         if function in MADE_OF_NUMBERS and args and type(args[0]) is IndexList and "pin_memory" not in kwargs:
             return self.method(args[0].proxy, "to", args[0].place(*args[1:], **kwargs), {"copy": True})
         if function in MADE_OF_BOUNDS:
-            args, kwargs = tuple(map(self.bound, args)), {name: self.bound(value) for name, value in kwargs.items()}
+            of = int(function is ONE_HOT)  # its first operand is no bound
+            args = (*args[:of], *map(self.bound, args[of:]))
+            bounds = kwargs.keys() & {"num_classes"} if of else kwargs.keys()
+            kwargs = {**kwargs, **{name: self.bound(kwargs[name]) for name in bounds}}
         return self.run("call_function", function, function, args, kwargs)
 
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

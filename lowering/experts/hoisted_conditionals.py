@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_of_body, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
@@ -34,11 +34,8 @@ from moebius.lowering.experts.unrolled_loops import (
     OPENED,
     Differ,
     NoExperts,
-    Place,
-    adds_to_rows,
     drawn_for_nothing,
     is_branch,
-    place_in_branch,
 )
 from moebius.lowering.experts.views import TURNED, sized_one
 from moebius.lowering.graph import expert_loop
@@ -244,16 +241,16 @@ def settle_cuts(work: Work, found: list[Cut]) -> None:
 @dataclass
 class Opened:
     """One branch that was opened. down: its expert's last product, in the graph. asked: the condition on which it does
-    not run. results: what the branch gave, each with what stands for it. made: all new nodes. rest: of a branch that
-    adds in place, what stands for it already: two of them would add twice."""
+    not run. results: what the branch gave, where that is the expert's rows alone. made: all new nodes. rest: what
+    stands for a branch that does more: two of them would write twice."""
 
     branch: fx.Node
     down: fx.Node
     asked: fx.Node
-    results: list[tuple[fx.Node, fx.Node]]
+    results: list[fx.Node]
     made: list[fx.Node]
-    module: str | None = None
     rest: fx.Node | None = None
+    module: str | None = None
 
     def __post_init__(self) -> None:
         self.arguments, self.branch_inputs = self.branch.args, self.branch.all_input_nodes
@@ -281,11 +278,11 @@ def settle_branches(work: Work, opened: list[Opened]) -> None:
     replaced = set(work.loose)
     for one in opened:
         lowered = one.down in replaced
-        for result, new in one.results:
-            if not lowered:
-                new.replace_all_uses_with(result)
-            else:
+        for result in one.results:
+            if lowered:
                 work.gm.graph.erase_node(result)
+            else:
+                one.down.replace_all_uses_with(result)
         if lowered:
             work.loose += one.branch_inputs
             if one.rest is None:
@@ -296,6 +293,7 @@ def settle_branches(work: Work, opened: list[Opened]) -> None:
             with work.gm.graph.inserting_before(one.rest):
                 again = work.gm.graph.call_function(expert_loop, one.arguments)
             again.meta.update(one.rest.meta)
+            one.rest.replace_all_uses_with(again)
         for node in reversed(one.made):
             work.gm.graph.erase_node(node)
         if one.module is not None:
@@ -326,18 +324,21 @@ class Opening:
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
         downs = [node for node in calls if expert_rows(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
-        self.place: Place | None = None if call["carried"] else place_in_branch(branch)  # it adds in place
-        if len(downs) != 1 or len(self.skips) != 1 or not (call["carried"] or (self.place and not branch.users)):
+        self.writes = [node for node in calls if writes_into(node)]
+        if len(downs) != 1 or len(self.skips) != 1 or not (call["carried"] or self.writes):
             raise NoExperts("the branch has no expert, or several", branch)
         self.down = downs[0]
-        inner = None if self.place is None else self.place.inner
-        self.adding = [node for node in self.body.nodes if inner and (node is inner or adds_to_rows(node))]
 
     def opened(self) -> Opened:
         for node in self.body.nodes:
-            plain = node.op in ("placeholder", "output") or node in self.skips or node in self.adding
+            call = read_call(node)
+            plain = node.op in ("placeholder", "output") or node in self.skips or (call is not None and call.op.inplace)
             if not plain and not is_pure(node) and not is_size(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
+        needed = computed_of([self.down], lambda node: node.all_input_nodes)
+        writer = storage_of_body(self.body).writer_into(needed, self.down) if self.writes else None
+        if writer is not None:
+            raise Differ(f"{target_name(writer)} changes what the expert is computed of", writer)
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
@@ -354,22 +355,15 @@ class Opening:
         if len(results) != len(self.branch.users):
             raise Differ("the branch's results are used as a whole", self.branch)
         given: Any = self.body.output_node().args[0]
-        only = self.place is None and all(given[r.args[1]] is self.down for r in results)
-        rest = None if only else self.rest(down)
-        pairs = []
-        for result in results:
-            new = down
-            if rest is not None:
-                new = self.add(self.graph.call_function(operator.getitem, (rest[0], result.args[1])), result)
-            pairs.append((result, new))
-        for result, new in pairs:
-            result.replace_all_uses_with(new)
-        made = Opened(self.branch, down, asked, pairs, self.made, rest and rest[1])
-        if self.place is not None and rest is not None:
-            made.rest = rest[0]
-            self.graph.erase_node(self.branch)
-        else:
+        if not self.writes and all(given[r.args[1]] is self.down for r in results):
+            for result in results:
+                result.replace_all_uses_with(down)
             self.branch.meta[OPENED] = True
+            return Opened(self.branch, down, asked, results, self.made)
+        rest, module = self.rest(down)
+        made = Opened(self.branch, down, asked, [], self.made, rest, module)
+        self.branch.replace_all_uses_with(rest)
+        self.graph.erase_node(self.branch)
         return made
 
     @property
@@ -421,7 +415,7 @@ class Opening:
     def rest(self, down: fx.Node) -> tuple[fx.Node, str]:
         """The branch without its expert, whose result it is given: (the node, the name of its body)."""
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
-        ends = [self.body.output_node(), *self.skips, *self.adding]
+        ends = [self.body.output_node(), *self.skips, *self.writes]
         needed = computed_of(ends, lambda node: () if node is self.down else node.all_input_nodes)
         drawn = [node for node in needed if node is not self.down and draws(node)]
         if drawn and set(drawn) & inside(self.down):

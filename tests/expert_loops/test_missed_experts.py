@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from beside_eager import regions_of
+from beside_eager import compare, regions_of
 from module_layers import MLP, Layer
 from spellings import D, E, K, N
 from table import tensors
@@ -227,11 +227,13 @@ def over_hits_and_dropout(x, moe):
     return out
 
 
-def dense_over_hits(x, moe):
+def dense_over_hits(x, moe, two=False):
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e in index.unique().tolist():
-        out += moe.experts[e](x) * (weight * (index == e)).sum(-1, keepdim=True)
+        rows = moe.experts[e](x)
+        rows = rows + moe.mlps[e](x) if two else rows
+        out += rows * (weight * (index == e)).sum(-1, keepdim=True)
     return out
 
 
@@ -269,7 +271,8 @@ def test_reason_and_line(function):
 
 
 def test_behind_branches():
-    graphs, regions = regions_of(dense_over_hits, layer=More)
+    assert compare(lambda x, moe: dense_over_hits(x, moe)) == (1, True)
+    graphs, regions = regions_of(lambda x, moe: dense_over_hits(x, moe, two=True), layer=More)
     assert graphs == 1 and len(regions) == 1 and not regions[0].lowered and regions[0].num_experts == E
     assert re.search(r"^equal iterations: .*\.py:\d+\)$", regions[0].refusal)
 
