@@ -8,7 +8,8 @@ TYPES := build/types
 ARGS ?=
 # Each worker of the tests takes a core and up to 2 GB (nproc gives OMP_NUM_THREADS, where that is set). WORKERS=0 runs them in one process, for --pdb.
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# With bytecode: else each worker compiles the tests, and each of the hundreds of processes that they start all our sources.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden samples suites torches optimizers semantics exports sanitize lint links site setup clean
 .DELETE_ON_ERROR:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
 # Before torch is imported anywhere: a thread for each core that a worker of pytest-xdist has, two where there is none.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
@@ -29,21 +31,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="all cases of the tests of which a share runs otherwise")
 
 
+def share_of(config: pytest.Config, node: pytest.Item | pytest.Function) -> int | None:
+    """How many cases of this test run; None: all, which who names tests, or words of their names, gets too."""
+    named = config.option.keyword or any("::" in argument for argument in config.args)
+    marker = None if config.option.whole or named else node.get_closest_marker("share")
+    return None if marker is None else marker.args[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Of a test marked with share(n), n cases: chosen before pytest makes items of them, of which there are 50,000."""
+    yield
+    count, cases = share_of(metafunc.config, metafunc.definition), metafunc._calls
+    if count is not None and cases:
+        chosen = {id(case) for case in some(cases, max(count, 1), metafunc.definition.nodeid)}
+        cases[:] = [case for case in cases if id(case) in chosen]  # (of none at all pytest makes a test without values)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked with share(n), n cases. Who names tests, or words of their names, gets all of these."""
-    if config.option.whole or config.option.keyword or any("::" in argument for argument in config.args):
-        return
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("share") is not None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
-    for name, found in cases.items():
-        marker = found[0].get_closest_marker("share")
-        assert marker is not None
-        left_out |= set(found) - set(some(found, marker.args[0], name))
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    left_out = [item for item in items if share_of(config, item) == 0]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if share_of(config, item) != 0]
+
+
+def pytest_collection_finish() -> None:
+    """From now on no collection of garbage looks through torch and the tests themselves: hundreds of thousands of
+    objects, for which each gc.collect() in a test waited."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor through what a file leaves behind."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
