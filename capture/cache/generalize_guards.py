@@ -43,6 +43,8 @@ def open_place(
     elif kind in ("equal", "is", "is_weak") and fact.source is not None:
         texts = kind == "equal" and type(rest[1]) is str
         (assumptions.symbolic_strings if texts else assumptions.symbolic_places).add(fact.source.name)
+        if kind == "equal":
+            assumptions.symbolic_places.update(other_items(fact.source.name, rest[1], met(fact, args, kwargs)))
         if isinstance(fact.source, Part) and fact.source.operation == "list_item":
             open_floats(assumptions, fact.source.parent, args, kwargs)
     elif kind == "length" and fact.source is not None:
@@ -50,6 +52,13 @@ def open_place(
     elif kind == "class":
         open_class_attribute(assumptions, *rest[:2])
     return False
+
+
+def other_items(name: str, then: Any, now: Any) -> list[str]:
+    """The places of the items of a ``torch.Size`` that are others now."""
+    if type(then) is not torch.Size or type(now) is not torch.Size:
+        return []
+    return [f"{name}[{i}]" for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b]
 
 
 def open_entry(assumptions: Assumptions, fact: Fact, guards: CompiledGuards) -> bool:
@@ -94,6 +103,8 @@ def open_items(assumptions: Assumptions, fact: Fact, args: tuple, kwargs: dict[s
     places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]  # count[0] += 1
     assert fact.source is not None
     assumptions.symbolic_places.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+    for i in places:
+        assumptions.symbolic_places.update(other_items(f"{fact.source.name}[{i}]", then[i], now[i]))
     open_floats(assumptions, fact.source, args, kwargs)
     return any(type(then[i]) not in ATOMS for i in places)
 

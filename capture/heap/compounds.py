@@ -13,7 +13,7 @@ from moebius.interpreter import is_kind
 from ..guards.recorder import describe
 from ..guards.sources import Source, Static, part
 from ..values.opaque_tensor import UnfollowedTensor
-from ..values.values import ATOMS
+from ..values.values import ATOMS, RuntimeNumber
 from .identities import HasItems, Identities, SameItems
 from .records import MetTuple, Record, raw_items
 
@@ -111,6 +111,8 @@ class Compounds(Identities):
                 self.records.setdefault(id(value), Record(value, source))
         elif type(value) is tuple:
             found = tuple(entered)
+        elif type(value) is torch.Size:  # (it holds sizes of the graph, and no other numbers: 0 and 1 are such)
+            found = torch.Size([x.numbers.constant(x) if is_kind(x, RuntimeNumber) else x for x in entered])  # type: ignore[attr-defined]
         elif hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
             found = type(value)(entered)
         else:

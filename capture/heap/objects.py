@@ -146,6 +146,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             return self.as_varying(value, source)
         if type(value) is bool and source.name in self.symbolic_places and is_item(source):  # which transitions ended
             return self.symbolic(value, source)
+        if type(value) is torch.Size and source.name in self.symbolic_places:
+            return self.enter_tuple(value, source)
         self.guards.equals(source, value)
         return value
 

@@ -388,6 +388,10 @@ class BuiltinHandlers(CallParts):
             return values
         items = self.listed(values)
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
+        if any(type(k) in SYMBOLIC for k in keys) and all(type(k) in (int, float, *SYMBOLIC) for k in keys):
+            keys = [Ordered(self.domain, k) for k in keys]  # C asks of each pair which is the less, and nothing else
+            order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
+            return self.objects.made([items[i] for i in order])
         keys = [natives.specialised(k) for k in keys]
         if not all(natives.is_plain(k, self.known) for k in keys):
             raise Break(
@@ -523,6 +527,16 @@ class BuiltinHandlers(CallParts):
 
     def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
         """``object.__init_subclass__`` does nothing."""
+
+
+class Ordered:
+    """A size that C sorts: which of two is the less is a fact about them."""
+
+    def __init__(self, domain: Any, size: Any):
+        self.domain, self.size = domain, size
+
+    def __lt__(self, other: Ordered) -> bool:
+        return bool(self.domain.truth(self.domain.compare("<", self.size, other.size)))
 
 
 def checked_length(result: Any) -> Any:

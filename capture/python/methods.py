@@ -25,7 +25,7 @@ from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array, may_be_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
-from ..values.numbers import numpy_numbers_in
+from ..values.numbers import is_open, numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives
@@ -232,6 +232,11 @@ class Methods(CallParts):
             return Fields(self.domain, args, kwargs.__getitem__).filled(owner)
         if name == "format_map" and is_kind(owner, str) and len(args) == 1 and not kwargs:
             return Fields(self.domain, None, lambda key: self.domain.get_item(args[0], key)).filled(owner)
+        if is_kind(owner, torch.Size) and is_open([*owner, *args]):
+            if name == "numel" and not (args or kwargs):
+                return functools.reduce(functools.partial(self.domain.binary, "*"), owner, 1)
+            if name in ("index", "count"):
+                return self.compared_method(owner, name, args, kwargs)
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
             values = [args[0] if is_kind(owner, str) else self.fast(args[0], NOT_JOINED)]

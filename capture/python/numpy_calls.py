@@ -26,6 +26,7 @@ def of_numbers(domain: Parts, function: Callable[..., Any], args: list, kwargs: 
     named = {name: domain.plain_contents(value) for name, value in kwargs.items()}
     if not all(map(is_number, (*values, *named.values()))):
         return ABSENT
+    values = [tuple(value) if type(value) is torch.Size else value for value in values]
     return domain.objects.made(domain.numbers.apply(function, *values, **named))
 
 
@@ -54,7 +55,7 @@ def is_known_size(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a number that numpy may be given, or None, or a list of such."""
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, torch.Size):
         return all(map(is_number, value))
     return type(value) in OPERANDS
 

@@ -155,9 +155,10 @@ class ArrayCalls:
             return value
         if kind is str and is_dtype(value):
             return value
-        if kind in (list, tuple):
+        if kind in (list, tuple, torch.Size):
             held = self.objects.contents(value) if kind is list else value
-            return kind(self.operand(call, item) for item in held)
+            parts = [self.operand(call, item) for item in held]
+            return parts if kind is list else tuple(parts)
         if kind is slice:
             return slice(*(self.operand(call, part) for part in (value.start, value.stop, value.step)))
         raise NotFollowedError
