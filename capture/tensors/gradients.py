@@ -112,6 +112,7 @@ class Gradients:
         self.natively: set[str] = set()  # names of those that are to run natively
         self.strict: set[str] = set()  # names of checkpointed calls that may change nothing older
         self.changed: set[str] = set()  # the same, as this trace has found
+        self.waited: set[str] = set()  # the same, if the break that ended this trace stays
         self.heap = Heap()
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
@@ -394,17 +395,18 @@ class Gradients:
 
     @contextmanager
     def between_graphs(self, kept: bool) -> Iterator[None]:
-        """Where a backward breaks the graph it runs natively at once, what waits for it as it stands here."""
+        """Where a backward breaks the graph it runs natively at once, what waits for it as it stands here. (That of a
+        body that is recorded runs natively if the data says so.)"""
         try:
             yield
         except Break:
-            for applied in self.waiting():
+            for applied in [] if self.writer.is_inner or self.writer.in_loop else self.waiting():
                 applied.ran = not kept and applied.is_unchanged()
             raise
 
     def left(self) -> None:
         """The graph ends in a break: whatever runs then may change what a waiting call reads."""
-        self.changed |= {applied.name for applied in self.waiting()}
+        self.waited |= {applied.name for applied in self.waiting()}
 
     def unseen(self) -> set[str]:
         """Names of the calls that a trace after this one is to take another way."""

@@ -10,6 +10,7 @@ from moebius.interpreter import Machine
 from ..bytecode import counting
 from ..heap.objects import Objects
 from ..python.domain import TrackingDomain
+from ..tensors.gradients import Gradients
 from ..tensors.graphs import GraphWriter
 from ..tensors.tensors import TensorOperations
 from .assumptions import Assumptions
@@ -24,6 +25,7 @@ class Attempt(Protocol):
     counter: counting.Counter
     objects: Objects
     tensors: TensorOperations
+    gradients: Gradients
     writer: GraphWriter
     assumptions: Assumptions
     request: Request

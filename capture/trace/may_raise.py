@@ -204,3 +204,11 @@ def leaves(value: Any) -> Iterator[Any]:
         yield from leaves((value.start, value.stop, value.step))
     else:
         yield value
+
+
+def words_of(error: BaseException) -> str:
+    """The error's type and text, if it has one that is known while tracing."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except (Break, Exception):  # a text that the graph makes, or a __str__ of the user's that fails
+        return type(error).__name__

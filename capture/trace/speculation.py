@@ -125,6 +125,9 @@ class Speculation:
             if self.untold[branch] > MAX_UNTOLD and any(is_in_while(f.frame, f.pc) for f in frames):
                 self.endless.add(branch)
                 return None
+        leaves = expected == without_error(innermost.frame, innermost.pc) and unhandled(frames)
+        if trace.gradients.waiting() and not leaves:
+            return None  # the other way may change what a backward in it reads
         held = Held()
         try:
             emitter, run = self.side_exit(frames, held)
@@ -269,6 +272,11 @@ def without_error(frame: Frame, pc: int) -> bool | None:
         return None
     jumps, falls = (goes_on_to_raise(frame, past_jumps(frame, way)) for way in (step.target, jump + 1))
     return None if jumps == falls else BRANCHES[step.opname] is not jumps
+
+
+def unhandled(frames: list[FrameSnapshot]) -> bool:
+    """Whether an error here leaves all of them, and nothing in them sees it."""
+    return all(f.frame.program.handler_at(f.pc) is None for f in frames)
 
 
 def goes_on_to_raise(frame: Frame, index: int) -> bool:

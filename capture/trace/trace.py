@@ -44,7 +44,7 @@ from ..values.values import TRACING, Break, decided_by_data
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
-from .may_raise import is_in_handler, opened, refuse_lost_handler
+from .may_raise import is_in_handler, opened, refuse_lost_handler, words_of
 from .native_pieces import why_whole
 from .provenance import place_of, shown_at, users_place, without_ours, written
 from .recorder import Recorder, Recordings
@@ -451,14 +451,6 @@ class Trace:
         return fake
 
 
-def words_of(error: BaseException) -> str:
-    """The error's type and text, if it has one that is known while tracing."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except (Break, Exception):  # a text that the graph makes, or a __str__ of the user's that fails
-        return type(error).__name__
-
-
 def traced(request: Request, assumptions: Assumptions) -> Trace:
     """One attempt, with those loops over experts unrolled that one node cannot say."""
     attempt = Trace(request, assumptions)
@@ -509,6 +501,10 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
             break
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
+    if attempt.gradients.waited:  # no attempt got beyond the break
+        assumptions.natively |= attempt.gradients.waited
+        attempt.release()
+        return trace(request, assumptions)
     assumptions.logs |= attempt.objects.appended()
     assumptions.split |= blocked(attempt.in_hits, attempt.graph_break)
     if attempt.graph_break is None or attempt.clean:
