@@ -253,7 +253,7 @@ class Methods(CallParts):
         table = CONTAINER_METHODS[base]
         args, kwargs = arity.positional(base, name, args, kwargs)
         arity.check(base, name, args, kwargs)
-        if name == "append":
+        if name in ("append", "extend"):
             self.domain.lists.appends(owner)
         if name not in table:
             if name == "__init__":

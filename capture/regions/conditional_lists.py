@@ -66,7 +66,7 @@ class ConditionalList(SymbolicObject):
         )
 
     def attribute(self, name: str) -> Any:
-        return self.objects.made(Append(self)) if name == "append" else self.refuse(f"list.{name}")
+        return self.objects.made(Append(self, name)) if name in ("append", "extend") else self.refuse(f"list.{name}")
 
     def append(self, value: Any) -> None:
         """``list.append(value)``."""
@@ -82,6 +82,19 @@ class ConditionalList(SymbolicObject):
         if not loop.gathered and known_inside(loop):
             loop.gathered.append((None, self.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
         loop.gathered.append((self, value))
+
+    def extend(self, values: Any) -> None:
+        """``list.extend(values)``, or ``+=``."""
+        if type(values) not in (list, tuple):
+            self.refuse("list.extend")
+        for value in self.objects.contents(values):
+            self.append(value)
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        if op != "+=" or left is not self:
+            self.refuse(op)
+        self.extend(right)
+        return self
 
     def settled(self) -> bool:
         """Whether nothing of it depends on the data."""
@@ -141,10 +154,10 @@ class ConditionalList(SymbolicObject):
 
 
 class Append(SymbolicObject):
-    """``list.append`` of such a list."""
+    """``list.append`` of such a list, or ``list.extend``."""
 
-    def __init__(self, gathered: ConditionalList):
-        self.gathered = gathered
+    def __init__(self, gathered: ConditionalList, name: str):
+        self.gathered, self.name = gathered, name
 
     @property
     def kind(self) -> type:
@@ -152,11 +165,11 @@ class Append(SymbolicObject):
 
     def call(self, args: list, kwargs: dict[str, Any]) -> None:
         if kwargs or len(args) != 1:
-            self.gathered.refuse("list.append")
-        self.gathered.append(args[0])
+            self.gathered.refuse(f"list.{self.name}")
+        self.gathered.append(args[0]) if self.name == "append" else self.gathered.extend(args[0])
 
     def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.gathered)}.append"
+        return f"{emitter.value(self.gathered)}.{self.name}"
 
 
 class Lists:
@@ -198,7 +211,7 @@ class Lists:
         return made
 
     def appends(self, owner: Any) -> None:
-        """``owner.append`` runs: note it where the trace is about to break because a branch may leave it out."""
+        """``owner.append`` or ``extend``: note it where the trace is about to break, as a branch may leave it out."""
         loops = self.domain.open_loops
         site = self.made_at.get(id(owner))
         if site is not None and len(loops) == 1 and is_kind(loops[0].rows, ONE):

@@ -256,9 +256,9 @@ class Opened:
         self.arguments, self.branch_inputs = self.branch.args, self.branch.all_input_nodes
 
 
-def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
-    """Opens every branch that has one expert in it and gives rows. Returns also why others were not opened."""
-    found, refused = [], []
+def open_branches(work: Work) -> tuple[list[Opened], dict[fx.Node, Differ]]:
+    """Opens every branch that has one expert in it. Returns also why others were not opened."""
+    found, refused = list[Opened](), dict[fx.Node, Differ]()
     for node in [node for node in work.gm.graph.nodes if is_branch(node)]:
         before = set(work.gm.graph.nodes)
         try:
@@ -267,7 +267,7 @@ def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
             if not isinstance(difference, NoExperts):
                 if not where_of(difference.node)[0]:  # arithmetic on sizes
                     difference.node = node
-                refused.append(difference)
+                refused[node] = difference
             for new in [new for new in reversed(work.gm.graph.nodes) if new not in before]:
                 work.gm.graph.erase_node(new)
     return found, refused

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
-from moebius.lowering.experts.unrolled_loops import SUMS, added_rows, chased, is_branch
+from moebius.lowering.experts.unrolled_loops import PLACES, SUMS, added_rows, chased, is_branch
 from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
@@ -30,6 +30,7 @@ from moebius.lowering.operators import (
     draws,
     given_to,
     loop_body,
+    operator_name,
     read_call,
     target_name,
 )
@@ -122,9 +123,9 @@ def behind_branches(graph: fx.Graph) -> Iterator[MissedExperts]:
 
 def across_rows(nodes: list[fx.Node]) -> Iterator[fx.Node]:
     """Those that read the rows of an expert, of which the data say how many there are, and give something that has no
-    such axis."""
+    such axis. (What adds them to a sum does not.)"""
     for node in nodes:
-        shape = shape_of(node)
+        shape = None if operator_name(node.target) in PLACES else shape_of(node)
         if shape is not None and not any(type(size) is torch.SymInt for size in shape):
             given = [shape_of(argument) for argument in node.all_input_nodes]
             if any(before and type(before[0]) is torch.SymInt for before in given):

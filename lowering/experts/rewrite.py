@@ -128,9 +128,9 @@ def replace_all(work: Work) -> None:
         for iterations in failed:
             iterations.anchors = [stands_for.get(anchor, anchor) for anchor in iterations.anchors]
         if len(refused) > 1:
-            place = refused[0].node
-            region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")
-            refuse(region, f"{DIFFERENT}: {refused[0].reason}", place)
+            why = next(iter(refused.values()))
+            region = ExpertRegion(*users_line(why.node), f"{len(refused)} experts, each behind a branch")
+            refuse(region, f"{DIFFERENT}: {why.reason}", why.node)
             work.regions.append(region)
         pieces = split_phases.take_apart(work)
         flat = flatten_rows(work)
