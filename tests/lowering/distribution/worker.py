@@ -6,6 +6,7 @@ answers (True, result) or (False, traceback), until None, or until it is killed.
 """
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import pickle
@@ -51,6 +52,7 @@ def main() -> None:
     answers = open(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what the functions print must not mix with the answers
     torch.set_num_threads(1)
+    gc.freeze()  # a collection in a rank would copy every page, and look through all that was imported
     while True:
         try:
             begin = pickle.load(commands)
