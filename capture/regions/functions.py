@@ -8,6 +8,7 @@ graphs in a real autograd Function, so that autograd saves what the user's backw
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,15 +27,18 @@ from moebius.lowering.step import (
 )
 
 from ..guards.sources import Static
+from ..heap.heap import ANYTHING, Event
 from ..python import natives
-from ..tensors.gradients import CHANGED, Applied
+from ..tensors.gradients import Applied
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .autograd_joins import refuse_doubt
 from .subgraphs import SubgraphTracer
 
 HINT = "it runs natively; nothing to do"
+PLAIN = (type(None), bool, int, float, complex, str, *SYMBOLIC)
+NOBODY_SETS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy"}
 LATER = 10  # how many arguments ``autograd_function`` has where a backward may come to stand in the place of the first
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
@@ -149,7 +153,13 @@ class AutogradFunctions(SubgraphTracer):
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
-            made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
+            begin = self.heap.mark()
+            self.heap.listening += 1
+            try:
+                made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
+            finally:
+                self.heap.listening -= 1
+            reads_state = any(map(self.is_state, self.heap.reads(begin)))
             backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
@@ -172,10 +182,23 @@ class AutogradFunctions(SubgraphTracer):
             call = Call(node, forward, taken, got, made[0], values_of(made[0].scope, forward), again)
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
             unchanged, renew = functools.partial(self.is_unchanged, call), functools.partial(self.renew, call)
-            self.gradients.applied(Applied(name_of(cls), histories, casts, unchanged, renew=renew))
+            applied = Applied(name_of(cls), histories, casts, unchanged, reads_state=reads_state, renew=renew)
+            self.gradients.applied(applied)
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]
+
+    def is_state(self, read: Event) -> bool:
+        """Whether backward may find another value there when it runs later: a number, a text or a tensor that existed
+        before, and is no part of a library that nobody sets (``math.pi``)."""
+        _, owner, _, value = read
+        if owner is ANYTHING or self.heap.age(owner) >= 0:
+            return False
+        values = value if type(value) is tuple else (value,)
+        if not any(is_kind(v, TensorProxy | RuntimeNumber) or type(v) in PLAIN for v in values):
+            return False
+        module = owner.get("__name__") if type(owner) is dict else None
+        return not (type(module) is str and module.partition(".")[0] in NOBODY_SETS)
 
     def refuse(self, cls: type) -> None:
         name = cls.__name__
@@ -184,7 +207,8 @@ class AutogradFunctions(SubgraphTracer):
         if self.writer.is_inner:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
         if name_of(cls) in self.gradients.natively:
-            raise Break("autograd.Function", f"{name}: {CHANGED}", "set it before the call, or pass it as an argument")
+            detail = f"{name}: its backward reads what may be changed before it runs"
+            raise Break("autograd.Function", detail, "give it as an argument, or capture backward as well")
         for method in ("vjp", "jvp"):  # (vmap is for a transform, where everything runs natively)
             if self.has_own(cls, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)

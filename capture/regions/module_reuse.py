@@ -257,7 +257,9 @@ class ModuleReuse:
         is_like = partial(self.is_like, block, plan, module, arguments)
         for first in block.applied:
             is_unchanged = partial(all_hold, first.is_unchanged, is_like)
-            self.gradients.applied(Applied(first.name, histories, first.casts, is_unchanged, copied=True))
+            copy = Applied(first.name, histories, first.casts, is_unchanged, copied=True)
+            copy.reads_state = first.reads_state
+            self.gradients.applied(copy)
         self.domain.instructions += block.instructions
         self.counter.repeat(block.counted)
         return self.rebuilt(block.result, pairs, results)

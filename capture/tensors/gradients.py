@@ -11,7 +11,7 @@ AccumulateGrad nodes (torch/csrc/autograd/functions/accumulate_grad.h) name the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,8 +73,8 @@ class Applied:
     nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
     whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet. ran:
     whether a backward of the graph has run it, the last that can. copied: whether it stands in a module's call that was
-    written again. renew: writes, when it is called, that the backward that would be run now is run; None where that is
-    not to be had."""
+    written again. reads_state: whether what its code reads may be another value when a backward runs later. renew:
+    writes, when it is called, that the backward that would be run now is run; None where that is not to be had."""
 
     name: str
     histories: frozenset[Any]
@@ -83,6 +83,7 @@ class Applied:
     unseen: bool = False
     ran: bool = False
     copied: bool = False
+    reads_state: bool = False
     renew: Callable[[], Callable[[], None] | None] = lambda: None
 
 
@@ -93,6 +94,19 @@ class Accumulated:
 
     def __init__(self, before: Any):
         self.before = before
+
+
+def histories_of(fakes: Iterable[torch.Tensor]) -> set[Any]:
+    """The autograd nodes that a backward of all these would reach."""
+    met, pending = set[Any](), []
+    for fake in fakes:
+        with suppress(RuntimeError):  # of a view of what was written: a backward raises the same
+            pending.append(fake.grad_fn)
+    while pending:
+        if (function := pending.pop()) is not None and function not in met:
+            met.add(function)
+            pending += [inner for inner, _ in function.next_functions]
+    return met
 
 
 def has_hooks(leaf: TensorProxy) -> bool:
@@ -407,6 +421,15 @@ class Gradients:
     def left(self) -> None:
         """The graph ends in a break: whatever runs then may change what a waiting call reads."""
         self.waited |= {applied.name for applied in self.waiting()}
+
+    def returned(self, outputs: list[Any] | None) -> None:
+        """The graph ends with the function: a backward of what it leaves (None: of anything) runs whenever its caller
+        calls it."""
+        asked = [applied for applied in self.waiting() if applied.reads_state]
+        if asked and outputs is not None:
+            met = histories_of(proxy.fake for proxy in outputs if is_kind(proxy, TensorProxy))
+            asked = [applied for applied in asked if applied.histories & met]
+        self.waited |= {applied.name for applied in asked}
 
     def unseen(self) -> set[str]:
         """Names of the calls that a trace after this one is to take another way."""

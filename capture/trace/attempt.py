@@ -29,6 +29,7 @@ class Attempt(Protocol):
     writer: GraphWriter
     assumptions: Assumptions
     request: Request
+    result: Any
     tried: Counter[Any]
     needs_stacks: bool
 

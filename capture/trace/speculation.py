@@ -162,6 +162,17 @@ class Speculation:
             return ()
         return tuple(emitter.outputs)
 
+    def leaving(self) -> list[Any] | None:
+        """What a trace that came to its end gives and leaves behind; None where that cannot be said."""
+        request = self.trace.request
+        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        try:
+            emitter.value(self.trace.result)
+            EffectReplay(emitter).effects()
+        except CannotRebuild:
+            return None
+        return emitter.outputs
+
     def way(self, branch: str, value: Any, told: bool | None) -> bool:
         """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
         before; else the one that ends in no ``raise``, else that nothing is wrong, as branches on data mostly ask. A

@@ -501,6 +501,8 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
             break
     attempt = speculating(attempt, assumptions)
     attempt = reading(counting(attempt))
+    if attempt.graph_break is None and attempt.gradients.waiting():
+        attempt.gradients.returned(attempt.speculation.leaving())
     if attempt.gradients.waited:  # no attempt got beyond the break
         assumptions.natively |= attempt.gradients.waited
         attempt.release()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, stats
@@ -86,7 +88,15 @@ def changed_after_a_break(loss, m, change):
     loss.sum().backward()
 
 
-ENDS = (backward, twice, grad, in_a_branch, after_a_break, changed_after_a_break)
+def outside(loss, m, change):
+    """The caller changes it and calls backward."""
+
+
+def changed_before_outside(loss, m, change):
+    change("now")
+
+
+ENDS = (backward, twice, grad, in_a_branch, after_a_break, changed_after_a_break, outside, changed_before_outside)
 
 
 def program(kind, value, way, used, end, wrap):
@@ -126,12 +136,16 @@ def program(kind, value, way, used, end, wrap):
         if way == "saved is written":
             x.add_(1)
         end(loss, model, lambda now: put(state, VALUES[value](loss, x) if now == "now" else 1.0))
-        return loss.detach()
+        return loss if end in (outside, changed_before_outside) else loss.detach()
 
     step, found = wrap(step), []
     for size in (4, 4, 2, 3):
+        x = torch.rand(size, 3)
         try:
-            found.append(step(torch.rand(size, 3)).tolist())
+            found.append((loss := step(x)).tolist())
+            if loss.requires_grad:
+                put(state, VALUES[value](loss, x) if end is outside else 5.0)
+                loss.sum().backward()
         except RuntimeError as error:
             found.append(str(error)[:60])
         found.append([None if p.grad is None else p.grad.tolist() for p in model.parameters()])
@@ -146,3 +160,41 @@ def test_as_in_python(kind, value, way, used, end):
     assert got == want
     if way == "plain" and value != "kept by forward" and kind != "tensor" and end is backward:
         assert stats(step).breaks == 0
+
+
+PLAIN = {
+    "of the context": lambda ctx, g: g * ctx.factor,
+    "a library's constant": lambda ctx, g: g * math.pi * ctx.factor,
+    "functions": lambda ctx, g: F.softmax(g, -1) * torch.sigmoid(g).to(torch.float32),
+    "a function of the user's": lambda ctx, g: tripled(g),
+}
+
+
+def tripled(g):
+    return g * 3
+
+
+@pytest.mark.parametrize("reads", PLAIN)
+def test_what_reads_no_state_is_in_the_graph(reads):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.factor = 2.0
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            return PLAIN_READS[0](ctx, g)
+
+    PLAIN_READS[:] = [PLAIN[reads]]
+    step = capture(lambda w: Own.apply(w).sin(), backend="eager")
+    for _ in range(3):
+        ours, plain = torch.rand(4, requires_grad=True), None
+        plain = ours.detach().clone().requires_grad_()
+        step(ours).sum().backward()
+        Own.apply(plain).sin().sum().backward()
+        assert torch.equal(ours.grad, plain.grad)
+    assert stats(step).breaks == 0
+
+
+PLAIN_READS = []
