@@ -18,7 +18,7 @@ from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
-from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, is_open, numpy_numbers_in
+from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break, TensorProxy
 from .graphs import GraphScope
@@ -221,8 +221,6 @@ class Numbers:
             return self.tensors.symbolic_truth(operand)
         if type(operand) in (list, tuple):
             return type(operand)(map(self.open, operand))
-        if type(operand) is torch.Size and is_open(operand):  # (as these functions take it)
-            return tuple(map(self.open, operand))
         return operand
 
     def examples(self, operand: Any) -> Any:

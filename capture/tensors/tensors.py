@@ -337,6 +337,8 @@ class TensorOperations:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
+        if function in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+            args = tuple(tuple(a) if type(a) is torch.Size else a for a in args)
         in_numbers = function in MADE_OF_NUMBERS or torch_fakes.draws_into(function)
         in_numbers = in_numbers and is_open((args, list(kwargs.values())))
         given = tuple(map(as_operand, args)) if function in ARITHMETIC else args

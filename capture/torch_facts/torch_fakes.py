@@ -438,18 +438,27 @@ def fails_on_numbers(function: Callable[..., Any], args: tuple, kwargs: dict[str
 
 def some_float(value: torch.SymFloat) -> float:
     """Today's, or another one where nobody knows that."""
-    return 0.5 if depends_on_values(value) else float(value.node.hint)
+    return 0.5 if depends_on_values(value) else float(today(value))
+
+
+def today(value: Any) -> Any:
+    """A symbolic scalar's number in this call, of which nothing is guarded. None: nobody knows it."""
+    node = value.node
+    if node.hint is not None or depends_on_values(value):
+        return node.hint
+    shapes = node.shape_env  # (torch notes none for an expression that it cannot reduce)
+    hint = getattr(shapes, "guarding_hint_or_throw", None) or shapes.size_hint  # (its older name)
+    return node.pytype(hint(node.expr))
 
 
 def of_today(value: Any, mode: FakeTensorMode) -> Any:
     """What an operator is tried on: the value with the sizes, or the number, that it has in this call."""
     if is_symbolic(value):
-        return value.node.hint
+        return today(value)
     if not isinstance(value, FakeTensor):
         return value
-    sizes, strides = ([getattr(n, "node", n) for n in numbers] for numbers in (value.shape, value.stride()))
-    today = [[getattr(n, "hint", n) for n in numbers] for numbers in (sizes, strides)]
-    meta = torch.empty_strided(*today, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
+    known = [[today(n) if is_symbolic(n) else n for n in numbers] for numbers in (value.shape, value.stride())]
+    meta = torch.empty_strided(*known, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
     return FakeTensor(mode, meta, value.device)
 
 

@@ -102,7 +102,7 @@ class Number(RuntimeNumber):
 
 def is_open(operand: Any) -> bool:
     """Whether an operand is a number or size that only the running step knows, or a list with one."""
-    if type(operand) in (list, tuple, torch.Size):
+    if type(operand) in (list, tuple):
         return any(map(is_open, operand))
     return type(operand) is Number or type(operand) in (torch.SymInt, torch.SymFloat)
 

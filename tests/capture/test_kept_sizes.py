@@ -24,12 +24,14 @@ USES = {
     "given back": lambda x, size: (x + 1, size, type(size)),
     "kept": lambda x, size: (KEPT.append(size), x * KEPT.pop()[-1])[1],
     "written": lambda x, size: f"{size} {x.sum().item()}",
+    "written as texts are": lambda x, size: "%s %r %s" % (size, size, tuple(size)) + f"{size!r:>30}",  # noqa: UP031
     "asked what it is": lambda x, size: x + isinstance(size, torch.Size) + hasattr(size, "numel"),
     "distribution": lambda x, size: torch.distributions.Normal(x.new_zeros(size), 1.0).log_prob(x.mean()).sum(),
     "key": lambda x, size: x * {torch.Size([3, 3]): 2, (4, 3): 3}.get(size, 5),
 }
 KEPT: list[torch.Size] = []
-AGAIN = ("compared", "key", "written")  # each other size asks another question, or is a key of its own
+# Each other size asks another question, or is a key of its own.
+AGAIN = ("compared", "key", "written", "written as texts are")
 PLACES = ("argument", "attribute", "module", "dict", "cell", "list")
 SIZES = [(3, 3), (4, 3), (5, 3), (2, 3), (7, 3), (2, 2, 3), (1, 3), (0, 3), (6, 3)]
 

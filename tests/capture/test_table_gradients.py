@@ -411,7 +411,7 @@ TABLE = {
     penalty_on_top: None,
     penalty_on_a_penalty: ("Tensor.backward", "torch.autograd.grad"),
     penalty_with_hooks: ("Tensor.backward", "torch.autograd.grad"),
-    penalty_through_a_function: ("autograd.Function", "set it before the call"),
+    penalty_through_a_function: ("autograd.Function", "give it as an argument"),
     average_over_all_batches: None,
     averaged_model_with_buffers: None,
     padded_encoder: ("operator without a fake", "runs natively"),
