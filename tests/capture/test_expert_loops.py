@@ -120,7 +120,8 @@ def counts(m, x):
 
 
 ONE_GRAPH = [plain, with_continue, with_guarded_body, carried, iterations_depend]
-BREAKS = [changes_a_list, leaves_early, reads_the_last_row, counts]
+GATHERS = [changes_a_list]  # each expert's iteration is a branch of its own
+BREAKS = [leaves_early, reads_the_last_row, counts]
 
 
 def outcome(function, x):
@@ -134,7 +135,7 @@ def outcome(function, x):
 
 @pytest.mark.share(9)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
-@pytest.mark.parametrize("function", ONE_GRAPH + BREAKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", ONE_GRAPH + GATHERS + BREAKS, ids=lambda f: f.__name__)
 def test_output_and_every_gradient(function, backend):
     captured = capture(function, backend=backend)
     for seed in range(3):
@@ -160,6 +161,12 @@ def test_only_what_is_proven_is_lowered():
         assert region.lowered or region.refusal
     assert lowered["plain"] and lowered["carried"]
     assert not lowered["with_guarded_body"] and not lowered["iterations_depend"]
+
+
+@pytest.mark.parametrize("function", GATHERS, ids=lambda f: f.__name__)
+def test_what_an_iteration_appends_is_no_break(function):
+    report = explain(function)(Experts(), torch.randn(T, D))
+    assert not report.breaks and [region.lowered for region in report.expert_regions] == [True]
 
 
 @pytest.mark.parametrize("function", BREAKS, ids=lambda f: f.__name__)
