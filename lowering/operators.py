@@ -20,6 +20,7 @@ from torch.nn import functional
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
 from moebius.lowering.experts.stacking import (
     block_experts,
+    block_offsets,
     blocks_apart,
     experts_that_ran,
     in_set_order,
@@ -341,6 +342,7 @@ declare("skip_iteration", "condition", functions=[skip_iteration])
 declare("stack_experts", "index, *parameters", functions=[stack_experts])
 declare("join_blocks", "*rows", functions=[join_blocks])
 declare("block_experts", "*rows", functions=[block_experts])
+declare("block_offsets", "*rows", functions=[block_offsets])
 declare("blocks_apart", "joined, *rows", functions=[blocks_apart], alias=True)
 declare("pick", "input, index", functions=[pick], alias=True)
 declare("sort_slots", "index, experts, axes", functions=[sort_slots])

@@ -19,6 +19,7 @@ from moebius.kernels import experts, experts_rows
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
 from moebius.lowering.experts.stacking import (
     block_experts,
+    block_offsets,
     blocks_apart,
     experts_that_ran,
     in_set_order,
@@ -178,6 +179,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.how_many": how_many,
     "moebius.no_rows": no_rows,
     "moebius.block_experts": block_experts,
+    "moebius.block_offsets": block_offsets,
     "moebius.experts_that_ran": experts_that_ran,
     "moebius.of_iterations_that_ran": of_iterations_that_ran,
     "moebius.rows_if": rows_if,

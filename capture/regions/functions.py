@@ -18,6 +18,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import (
+    RELIED_ON,
     autocast_now,
     autograd_function,
     backward_place,
@@ -37,7 +38,8 @@ from .autograd_joins import refuse_doubt
 from .subgraphs import SubgraphTracer
 
 HINT = "it runs natively; nothing to do"
-PLAIN = (type(None), bool, int, float, complex, str, *SYMBOLIC)
+NAMED = (type(None), bool, int, float, complex, str)
+PLAIN = (*NAMED, *SYMBOLIC)
 NOBODY_SETS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy"}
 LATER = 10  # how many arguments ``autograd_function`` has where a backward may come to stand in the place of the first
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
@@ -159,7 +161,7 @@ class AutogradFunctions(SubgraphTracer):
                 made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
             finally:
                 self.heap.listening -= 1
-            reads_state = any(map(self.is_state, self.heap.reads(begin)))
+            reads_state, names = self.state_in(self.heap.reads(begin))
             backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
@@ -183,22 +185,28 @@ class AutogradFunctions(SubgraphTracer):
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
             unchanged, renew = functools.partial(self.is_unchanged, call), functools.partial(self.renew, call)
             applied = Applied(name_of(cls), histories, casts, unchanged, reads_state=reads_state, renew=renew)
+            applied.relied_on = functools.partial(backward_module.meta.__setitem__, RELIED_ON, tuple(names.values()))
             self.gradients.applied(applied)
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]
 
-    def is_state(self, read: Event) -> bool:
-        """Whether backward may find another value there when it runs later: a number, a text or a tensor that existed
-        before, and is no part of a library that nobody sets (``math.pi``)."""
-        _, owner, _, value = read
-        if owner is ANYTHING or self.heap.age(owner) >= 0:
-            return False
-        values = value if type(value) is tuple else (value,)
-        if not any(is_kind(v, TensorProxy | RuntimeNumber) or type(v) in PLAIN for v in values):
-            return False
-        module = owner.get("__name__") if type(owner) is dict else None
-        return not (type(module) is str and module.partition(".")[0] in NOBODY_SETS)
+    def state_in(self, reads: list[Event]) -> tuple[bool, dict[tuple[int, str], tuple[dict, str, Any]]]:
+        """Whether backward may find another value at one of these reads when it runs later: a number, a text or a
+        tensor that existed before, and is no part of a library that nobody sets (``math.pi``). Beside it the global
+        names of numbers and texts, which mostly stay: when it runs they are looked at."""
+        names = {}
+        for _, owner, key, value in reads:
+            values = value if type(value) is tuple else (value,)
+            plain = [v for v in values if is_kind(v, TensorProxy | RuntimeNumber) or type(v) in PLAIN]
+            if owner is ANYTHING or self.heap.age(owner) >= 0 or not plain:
+                continue
+            module = owner.get("__name__") if type(owner) is dict and "__spec__" in owner else None
+            if type(module) is not str or type(value) not in NAMED:
+                return True, {}
+            if module.partition(".")[0] not in NOBODY_SETS:
+                names[id(owner), key] = owner, key, value
+        return False, names
 
     def refuse(self, cls: type) -> None:
         name = cls.__name__

@@ -258,7 +258,7 @@ class ModuleReuse:
         for first in block.applied:
             is_unchanged = partial(all_hold, first.is_unchanged, is_like)
             copy = Applied(first.name, histories, first.casts, is_unchanged, copied=True)
-            copy.reads_state = first.reads_state
+            copy.reads_state, copy.relied_on = first.reads_state, first.relied_on
             self.gradients.applied(copy)
         self.domain.instructions += block.instructions
         self.counter.repeat(block.counted)

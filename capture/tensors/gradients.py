@@ -73,8 +73,9 @@ class Applied:
     nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
     whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet. ran:
     whether a backward of the graph has run it, the last that can. copied: whether it stands in a module's call that was
-    written again. reads_state: whether what its code reads may be another value when a backward runs later. renew:
-    writes, when it is called, that the backward that would be run now is run; None where that is not to be had."""
+    written again. reads_state: whether what its code reads may be another value when a backward runs later. relied_on:
+    has it look then at what is taken to stay. renew: writes, when it is called, that the backward that would be run
+    now is run; None where that is not to be had."""
 
     name: str
     histories: frozenset[Any]
@@ -84,6 +85,7 @@ class Applied:
     ran: bool = False
     copied: bool = False
     reads_state: bool = False
+    relied_on: Callable[[], None] = lambda: None
     renew: Callable[[], Callable[[], None] | None] = lambda: None
 
 
@@ -425,11 +427,13 @@ class Gradients:
     def returned(self, outputs: list[Any] | None) -> None:
         """The graph ends with the function: a backward of what it leaves (None: of anything) runs whenever its caller
         calls it."""
-        asked = [applied for applied in self.waiting() if applied.reads_state]
-        if asked and outputs is not None:
+        asked = self.waiting()
+        if outputs is not None:
             met = histories_of(proxy.fake for proxy in outputs if is_kind(proxy, TensorProxy))
             asked = [applied for applied in asked if applied.histories & met]
-        self.waited |= {applied.name for applied in asked}
+        for applied in asked:
+            applied.relied_on()
+        self.waited |= {applied.name for applied in asked if applied.reads_state}
 
     def unseen(self) -> set[str]:
         """Names of the calls that a trace after this one is to take another way."""

@@ -16,6 +16,7 @@ from moebius.lowering.experts.proof import target_of
 from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rules_computed import PRODUCTS
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
+from moebius.lowering.experts.stacking import block_experts, block_offsets
 from moebius.lowering.experts.writing import Writer, copied, fill_in_routing, norm_apart, routing
 from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.operators import Call, read_call, target_name
@@ -39,6 +40,7 @@ class RowsWriter:
         self.looked_up: dict[Fact, fx.Node] = {}
         writer = self.writer
         self.index, self.running = routing(claim, writer)
+        self.in_order = len(blocks_of(self.running)) > 0  # each row is the slot of its number, and its token
         self.slot, self.expert, self.offsets = self.sort()
         top_k = (shape_of(self.index) or (0, 1))[1]
         one = isinstance(top_k, int) and top_k == 1
@@ -47,6 +49,13 @@ class RowsWriter:
 
     def sort(self) -> list[fx.Node]:
         claim, writer = self.claim, self.writer
+        if self.in_order:
+            expert = writer.call("reshape", self.running, -1)
+            rows = certain(tensor_of(expert))
+            with torch.no_grad():
+                bounds = rows.new_empty((claim.experts + 1,))
+            offsets = writer.put(block_offsets, blocks_of(self.running), claim.node, bounds)
+            return [expert, expert, offsets]
         axes = tuple(axis for axis in claim.selection.axes if isinstance(axis, int))
         axes += tuple(axis for axis in (0, 1) if axis not in axes)
         example = certain(tensor_of(self.running))
@@ -81,6 +90,8 @@ class RowsWriter:
         if claim.factor != 1:
             rows = writer.call(torch.mul, rows, claim.factor)
         rows = writer.cast(rows, target.dtype)
+        if self.in_order:
+            return rows
         tokens, width = (shape_of(self.index) or (0,))[0], target.shape[1]
         zeros = writer.call("new_zeros", rows, (self.size(tokens), width))
         return writer.call(torch.index_add, zeros, 0, self.token, rows)
@@ -107,12 +118,15 @@ class RowsWriter:
     def look_up(self, fact: Rows | RowWeight | Slice) -> fx.Node:
         writer = self.writer
         if isinstance(fact, Rows):
-            rows = writer.call(torch.index_select, writer.invariant(fact.source), 0, self.token)
+            rows = writer.invariant(fact.source)
+            if not self.in_order:
+                rows = writer.call(torch.index_select, rows, 0, self.token)
             return writer.cast(rows, fact.dtype)
         if isinstance(fact, Slice):
             return writer.call(torch.index_select, writer.vector(fact), 0, self.expert)
         weight = writer.weight(fact, self.index)
-        weight = writer.call(torch.index_select, writer.call("reshape", weight, -1), 0, self.slot)
+        weight = writer.call("reshape", weight, -1)
+        weight = weight if self.in_order else writer.call(torch.index_select, weight, 0, self.slot)
         return writer.call(torch.unsqueeze, weight, 1) if fact.column else weight
 
     def computed(self, node: fx.Node) -> Any:
@@ -158,6 +172,13 @@ class RowsWriter:
             return matrix
         columns = slice(part.start, part.stop, part.step)
         return self.writer.call(operator.getitem, matrix, (slice(None), slice(None), columns))
+
+
+def blocks_of(index: fx.Node) -> tuple[Any, ...]:
+    """The blocks of rows, one for each expert, that a routing index [T, 1] stands for; none of any other index."""
+    call = read_call(index)
+    source = call["input"] if call is not None and call.name == "unsqueeze" else None
+    return source.args if isinstance(source, fx.Node) and source.target is block_experts else ()
 
 
 def unknown_size(example: torch.Tensor) -> Any:

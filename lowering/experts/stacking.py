@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ def block_experts(*rows: torch.Tensor) -> torch.Tensor:
     """[S], int64: which block each of the joined rows is of."""
     sizes = torch.tensor([len(block) for block in rows], device=rows[0].device)
     return torch.repeat_interleave(sizes, output_size=sum(map(len, rows)))
+
+
+def block_offsets(*rows: torch.Tensor) -> torch.Tensor:
+    """[blocks + 1], int64: where each of the blocks begins when they are joined, and the end."""
+    return torch.tensor([0, *itertools.accumulate(map(len, rows))], device=rows[0].device)
 
 
 def blocks_apart(joined: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,14 @@ from moebius.lowering.step.branches import BranchError, chosen, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
-from moebius.lowering.step.functions import autograd_function, backward_place, by_autocast, put_back_mode, set_backward
+from moebius.lowering.step.functions import (
+    RELIED_ON,
+    autograd_function,
+    backward_place,
+    by_autocast,
+    put_back_mode,
+    set_backward,
+)
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     ReachedElsewhereError,
@@ -26,6 +33,7 @@ from moebius.lowering.step.gradients import (
 from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated
 
 __all__ = [
+    "RELIED_ON",
     "ROLES",
     "BranchError",
     "MissingGradientError",

@@ -15,6 +15,7 @@ from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
 
 DEVICES = ("cpu", "cuda")
+RELIED_ON = "relied on"  # in a backward's ``meta``: (a module's names, one of them, its value) that it was made of
 
 
 class GraphFunction(torch.autograd.Function):
@@ -53,6 +54,13 @@ class GraphFunction(torch.autograd.Function):
         if ctx.later:
             graph, picks, values = ctx.later
             kept = [values[i - len(kept)] if i >= len(kept) else kept[i] for i in picks]
+        for names, name, value in graph.meta.get(RELIED_ON, ()):
+            now = names.get(name, names)
+            if now is not value and (type(now) is not type(value) or now != value):
+                raise RuntimeError(
+                    f"{name}, which backward of {type(ctx).__name__.removesuffix('Backward')} reads, was changed after "
+                    "the captured call: capture the call of backward as well, or give it as an argument"
+                )
         run = code_of(graph)
         if not ctx.once or not torch.is_grad_enabled():
             return (None,) * 8 + tuple(run(*gradients, *kept))

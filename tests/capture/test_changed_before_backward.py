@@ -198,3 +198,32 @@ def test_what_reads_no_state_is_in_the_graph(reads):
 
 
 PLAIN_READS = []
+FACTOR = 3.0
+
+
+class ByAGlobal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * FACTOR
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+def test_a_global_that_changes_before_the_callers_backward_is_an_error(backend, monkeypatch):
+    """Most are constants, for which nothing is to run natively. One that was set is seen when backward runs."""
+    step = capture(lambda w: ByAGlobal.apply(w).sin(), backend=backend)
+    for _ in range(2):
+        w = torch.zeros(2, requires_grad=True)
+        step(w).sum().backward()
+        assert w.grad.tolist() == [3.0, 3.0]
+    assert stats(step).breaks == 0
+    w = torch.zeros(2, requires_grad=True)
+    found = step(w)
+    monkeypatch.setitem(globals(), "FACTOR", 4.0)
+    with pytest.raises(RuntimeError, match="FACTOR, which backward of ByAGlobal reads, was changed"):
+        found.sum().backward()
+    step(w).sum().backward()
+    assert w.grad.tolist() == [4.0, 4.0]

@@ -307,7 +307,7 @@ TABLE = {
     hooked: ("torch.autograd.grad", "natively"),
     changed_in_between: ("operator that raises", "natively"),
     # what runs natively between its two backwards may change what the function reads
-    of_a_function_twice: ("autograd.Function", "set it before the call"),
+    of_a_function_twice: ("autograd.Function", "give it as an argument"),
 }
 
 

@@ -217,20 +217,6 @@ def while_loop(x, m):
 
 
 @held(LOWERED)
-def while_continue(x, m):
-    """while with `continue` when idle"""
-    w, idx = route(x, m)
-    out, e = torch.zeros_like(x), -1
-    while e < E - 1:
-        e += 1
-        t, k = torch.nonzero(idx == e, as_tuple=True)
-        if len(t) == 0:
-            continue
-        out.index_add_(0, t, m.experts[e](x[t]).mul(w[t, k][:, None]))
-    return out
-
-
-@held(LOWERED)
 def closure_per_expert(x, m):
     """a list of closures"""
     w, idx = route(x, m)

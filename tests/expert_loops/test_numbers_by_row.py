@@ -152,11 +152,16 @@ def test_behind_branches(expert, loop):
     assert expert is not dropping or all(region.lowered for region in regions)
 
 
+def dropping_alone(h, p, _, moe):
+    return linear(dropout(relu(linear(h, p["up"])), 0.4), p["down"])
+
+
 def test_a_branch_that_was_opened_draws_no_more(monkeypatch):
     """Otherwise what it has drawn would stand between the iterations' draws."""
+    layer = drawing_after(lambda x, moe: cut_where_counted(x, moe, dropping_alone))
+    assert all(region.lowered for region in regions_of(layer, layer=Experts)[1])
     monkeypatch.setattr(unrolled_loops, "OPENED", "never set")
-    _, regions = regions_of(drawing_after(lambda x, moe: cut_where_counted(x, moe, dropping)), layer=Experts)
-    assert not any(region.lowered for region in regions)
+    assert not any(region.lowered for region in regions_of(layer, layer=Experts)[1])
 
 
 def drawing_for_nothing(h, p, w, moe):
