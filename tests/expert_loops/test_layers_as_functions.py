@@ -102,14 +102,14 @@ def layer(x, moe):
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize(("run", "does"), itertools.product(RUNS, DOES))
+@pytest.mark.parametrize(("run", "does"), [*itertools.product(RUNS, DOES)])
 def test_pieces_are_joined(run, does):
     text = text_of(run, DOES[does], JOINED)
     assert compare(layer_of(text), text=text) == (1, True)
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize(("run", "writes"), itertools.product(("range", "enumerate"), WRITES))
+@pytest.mark.parametrize(("run", "writes"), [*itertools.product(("range", "enumerate"), WRITES)])
 def test_what_else_a_branch_does(run, writes):
     text = text_of(run, f"out.index_add_(0, t, y)\n        {WRITES[writes]}", "out + seen + loss")
     assert compare(layer_of(text), text=text) == (1, True)
