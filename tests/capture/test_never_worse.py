@@ -117,6 +117,7 @@ def test_nothing_keeps_tensors_modules_or_functions_alive():
 
 def growth(work, rounds):
     """Bytes by which Python's memory and the number of objects grow over ``rounds`` calls, after as many to warm up."""
+    gc.unfreeze()  # (conftest.py: what is frozen and garbage would hold what is made here)
     for i in range(rounds):
         work(i)
     gc.collect()
