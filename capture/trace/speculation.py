@@ -169,7 +169,7 @@ class Speculation:
         try:
             emitter.value(self.trace.result)
             EffectReplay(emitter).effects()
-        except CannotRebuild:
+        except (CannotRebuild, CannotResume):
             return None
         return emitter.outputs
 
