@@ -350,10 +350,10 @@ def training_meshes() -> list[Any]:
 def averaging_mesh() -> Any:
     """The mesh over which gradients are averaged, of parameters that there are; None where there is none. Raises
     DistributionError where there are meshes of other ranks."""
-    known = training_meshes()
+    known = training_meshes() if dist.is_initialized() else []
     if len({frozenset(mesh.mesh.flatten().tolist()) for mesh in known}) > 1:
         raise DistributionError("gradients are averaged over meshes of other ranks; call it in the captured function")
-    return known[0] if known and dist.is_initialized() else None
+    return known[0] if known else None
 
 
 def number_of(parameter: Any) -> int | None:
