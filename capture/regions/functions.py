@@ -19,6 +19,7 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.step import (
     RELIED_ON,
+    ReliedOn,
     autocast_now,
     autograd_function,
     backward_place,
@@ -41,7 +42,6 @@ HINT = "it runs natively; nothing to do"
 NAMED = (type(None), bool, int, float, complex, str)
 PLAIN = (*NAMED, *SYMBOLIC)
 NOBODY_SETS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy"}
-LATER = 10  # how many arguments ``autograd_function`` has where a backward may come to stand in the place of the first
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
 
@@ -66,7 +66,8 @@ class Made:
 class Call:
     """A call of a function in the graph. kept: of forward, what backward gets; nodes of the step stand for themselves.
     saved: those of them, and others, that ``save_for_backward`` got. made, values: backward as the graph runs it from
-    here on, and what it takes. again: interprets backward for some states of autocast."""
+    here on, and what it takes. again: interprets backward for some states of autocast. place: the node of where another
+    backward is put."""
 
     node: fx.Node
     forward: GraphScope
@@ -75,6 +76,7 @@ class Call:
     made: Made
     values: list[fx.Node]
     again: Callable[[list[Any]], list[Made]]
+    place: fx.Node | None = None
 
 
 def values_of(scope: GraphScope, forward: GraphScope) -> list[fx.Node]:
@@ -185,7 +187,8 @@ class AutogradFunctions(SubgraphTracer):
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
             unchanged, renew = functools.partial(self.is_unchanged, call), functools.partial(self.renew, call)
             applied = Applied(name_of(cls), histories, casts, unchanged, reads_state=reads_state, renew=renew)
-            applied.relied_on = functools.partial(backward_module.meta.__setitem__, RELIED_ON, tuple(names.values()))
+            relied_on = ReliedOn(tuple(names.values()))
+            applied.relied_on = functools.partial(backward_module.meta.__setitem__, RELIED_ON, relied_on)
             self.gradients.applied(applied)
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
@@ -333,13 +336,13 @@ class AutogradFunctions(SubgraphTracer):
     def put_backward(self, call: Call, made: Made, values: list[fx.Node], more: list[fx.Node]) -> None:
         node, graph, places = call.node, self.writer.graph, [*call.kept, *more]
         picks = tuple(places.index(value) for value in values)
-        if len(node.args) < LATER:
+        if call.place is None:
             with graph.inserting_before(node):
-                place = graph.call_function(backward_place)
-            place.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=None)
-            node.args = (*node.args, place)
+                call.place = graph.call_function(backward_place)
+            call.place.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=None)
+            node.args = (*node.args, call.place)
         body = self.body("function_backward", made.module)
-        put = self.writer.node("call_function", set_backward, (node.args[-1], body, picks, tuple(more)), {})
+        put = self.writer.node("call_function", set_backward, (call.place, body, picks, tuple(more)), {})
         put.meta["val"] = None
         call.made, call.values = made, values
 

@@ -32,7 +32,8 @@ def fill_region(region: ExpertRegion, claim: ByRow) -> None:
 
 
 class RowsWriter:
-    """slot, expert, offsets: as sort_slots gives them. token: of each row."""
+    """slot, expert, offsets: as sort_slots gives them. token: of each row. Where the rows stand in order of their
+    experts already (in_order) neither slots nor tokens are asked for, and expert stands for both."""
 
     def __init__(self, claim: ByRow):
         self.claim, self.writer = claim, Writer(claim)

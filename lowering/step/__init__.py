@@ -14,6 +14,7 @@ from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.step.functions import (
     RELIED_ON,
+    ReliedOn,
     autograd_function,
     backward_place,
     by_autocast,
@@ -38,6 +39,7 @@ __all__ = [
     "BranchError",
     "MissingGradientError",
     "RankHook",
+    "ReliedOn",
     "ReachedElsewhereError",
     "asks_of_each",
     "autocast_now",
