@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .errors import MoebiusWarning as MoebiusWarning
     from .errors import NotCapturableError as NotCapturableError
     from .errors import OptionError as OptionError
+    from .errors import StateChangedError as StateChangedError
     from .export.load import load as load
 
 # public name -> module that defines it
@@ -48,6 +49,7 @@ EXPORTS = {
     "GraphBreakError": "moebius.errors",
     "NotCapturableError": "moebius.errors",
     "OptionError": "moebius.errors",
+    "StateChangedError": "moebius.errors",
 }
 __all__ = [*EXPORTS, "__version__"]
 

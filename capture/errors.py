@@ -66,5 +66,11 @@ class GuardError(MoebiusError):
         )
 
 
+class StateChangedError(MoebiusError, RuntimeError):
+    """A backward that the caller of a captured function ran: what it reads (an attribute, a method, a switch of
+    torch's) was changed since the call. No gradient was computed of it. From the next call on its function runs
+    natively."""
+
+
 class CaptureInternalError(MoebiusError):
     """moebius itself failed while capturing. The call was run natively instead."""

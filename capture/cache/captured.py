@@ -64,7 +64,7 @@ from .environment_changes import MAX_CHANGES, changed, is_a_race, replaced, tell
 from .expert_placement import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call, surround
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile, warn
-from .misses import RARE, leave_backward_outside, missed
+from .misses import RARE, leave_backward_outside, listen
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
 from .short_lived import ShortLived
@@ -273,8 +273,7 @@ class Captured:
         if segment.graph_break is None or not self.options.fullgraph:
             if is_watched() or BEFORE_IT_GOES:
                 segment.guards.measure(args, kwargs)
-            if segment.failures is not None:
-                segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
+            listen(self, segment)
             segment.hits_before = self.entry.hits
             segment.modules = tuple(map(weakref.ref, called_on(args)))
             self.segments.append(segment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -33,6 +34,15 @@ class Captured(Protocol):
     def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str) -> None: ...
 
 
+def listen(captured: Captured, segment: Segment) -> None:
+    """What is captured tells its function what its runs find otherwise."""
+    me = weakref.ref(captured)
+    if segment.failures is not None:
+        segment.failures.missed = functools.partial(missed, me, segment.guards.program)
+    for later in segment.guards.later:
+        later.changed = functools.partial(changed_before_backward, me, weakref.ref(segment))
+
+
 def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> None:
     """The data of a call was not as the segment with these guards holds it to be."""
     owner = captured()
@@ -44,6 +54,19 @@ def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> No
         capture_again(owner, str(error))
     else:
         keep_backward_outside(owner, str(error))
+
+
+def changed_before_backward(
+    captured: weakref.ref[Any], captured_for: weakref.ref[Segment], what: str, name: str, place: str
+) -> None:
+    """A backward that the caller ran found another value than its graph was made of: it runs natively from now on.
+    name: of what has that backward."""
+    owner, segment = captured(), captured_for()
+    if owner is not None and segment in owner.segments:
+        owner.assumptions.natively.add(name)
+        code = owner.function.__code__
+        owner.tell_recompile(place, "is as it was at the call", "changed", code.co_filename, code.co_firstlineno, what)
+        owner.forget(segment)
 
 
 def keep_backward_outside(captured: Captured, found: str) -> None:

@@ -118,8 +118,10 @@ def is_held_by_captures_alone(model: weakref.ref, captures: Captures) -> bool:
     return not reachable.lead_to_the_first(outside)
 
 
-def held_by(guards: CompiledGuards, run: Callable[..., Any]) -> Iterator[Any]:
+def held_by(guards: CompiledGuards, run: Callable[..., Any] | None) -> Iterator[Any]:
     """What a capture refers to, each object as often as there are references."""
+    for later in guards.later:
+        yield from held_by(later.guards, None)
     yield from gc.get_referents(guards.program)
     for slot in guards.slots:
         yield from slot

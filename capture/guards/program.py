@@ -24,13 +24,14 @@ TOLD = {"type", "dtype", "device", "shape", "stride", "requires_grad"}  # of a t
 class CompiledGuards:
     """A guard program together with the records of its checks.
 
-    program: run by the C entry on each call. facts: one a check, in the program's order. slots: the program's.
+    program: run by the C entry on each call. facts: one a check, in the program's order. slots: the program's. later:
+    what a backward asks that the caller runs.
     """
 
     def __init__(self, recorder: GuardRecorder, n_positional: int, kwnames: tuple[str, ...]):
         self.facts = [*static_facts(recorder), *recorder.facts]
         self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
-        self.roots, self.slots = recorder.roots, recorder.slots
+        self.roots, self.slots, self.later = recorder.roots, recorder.slots, recorder.later
 
     def measure(self, args: tuple, kwargs: dict[str, Any], rounds: int = 200) -> None:
         """Time each check on these arguments, for which all hold, for the records."""

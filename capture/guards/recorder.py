@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,16 @@ from .abstract import NoSubclasses
 from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
+
+
+class Later(Protocol):
+    """Guards of some of the same places, which a backward that the caller runs asks. changed: called with what reads a
+    place that has changed, its name for ``Assumptions.natively``, and the place."""
+
+    guards: Any
+    changed: Callable[[str, str, str], None]
+
+
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size)
 
 
@@ -141,6 +151,7 @@ class GuardRecorder:
         self.seen: set[tuple] = set()
         self.roots: list[weakref.ref] = []
         self.abstract: NoSubclasses | None = None
+        self.later: list[Later] = []
 
     def let_go(self) -> None:
         """Of the user's objects, once the guards are made or the trace was for nothing."""

@@ -39,6 +39,7 @@ class Heap:
         self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
             "fact": lambda owner, key, then: then,
             "answer": lambda ask, key, then: ask(),
+            "function": lambda function, key, then: function.__code__,
         }
         self.listening = 0  # who wants to know of reads on classes, which are many
 

@@ -339,6 +339,8 @@ class TrackingDomain(Operators, Containers):
         if self.objects.is_new(function):
             return
         defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
+        if self.heap.listening:
+            self.heap.read("function", function, None, function.__code__)
         held = self.objects.record_of(keyword_defaults) if keyword_defaults else None
         if keyword_defaults:
             self.heap.read("defaults", keyword_defaults, None, False)

@@ -68,12 +68,10 @@ PURE: frozenset[Any] = frozenset(
         torch.is_floating_point,
         torch.is_complex,
         torch.is_tensor,
-        torch.get_default_dtype,
         torch.is_grad_enabled,
         torch.is_inference_mode_enabled,
         torch.is_autocast_enabled,
         torch.is_autocast_cache_enabled,
-        torch.are_deterministic_algorithms_enabled,
         *torch_private.STATE_READERS,
     }
 ) - {

@@ -38,6 +38,7 @@ class Switches:
         self.functions |= {reader: functools.partial(self.read, reader) for reader in torch_private.ASKED}
         self.functions |= {w: functools.partial(self.throw_state, w) for w in torch_private.STATE_WRITERS}
         self.functions[torch.get_autocast_dtype] = self.autocast_dtype
+        self.functions |= {reader: functools.partial(self.read_state, reader) for reader in torch_private.STATE_OF_ALL}
 
     def read(self, reader: Callable[[], Any], writer: Callable[..., Any] | None = None) -> Any:
         """What the switch is: as the call found it, or as the step has thrown it."""
@@ -48,6 +49,13 @@ class Switches:
             asked = functools.partial(as_tuple, reader) if type(value) is list else reader
             self.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
         return self.objects.made(value)
+
+    def read_state(self, reader: Callable[[], Any]) -> Any:
+        """A part of the state that is guarded as a whole, and that backward finds as forward does."""
+        value = reader()
+        if self.heap.listening:
+            self.heap.read("switch", reader, None, value)
+        return value
 
     def grad_mode(self) -> bool:
         """``torch.is_grad_enabled()``, guarded with the rest of torch's state."""

@@ -24,12 +24,14 @@ from torch import fx
 from torch.utils.checkpoint import noop_context_fn
 
 from moebius.interpreter import is_kind
+from moebius.lowering.step import ASKED
 from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, from_checkpoint
 
-from ..tensors.gradients import Applied
+from ..tensors.applied import Applied
 from ..torch_facts import torch_private
 from ..torch_facts.torch_checkpoint import DEFAULT_FORM
 from ..values.values import Body, Break, TensorProxy
+from .later_reads import LaterReads
 from .module_reuse import gradient_sources
 from .recompute import Again, Read, after, fakes_in
 from .selective import Selective
@@ -106,7 +108,8 @@ class Checkpoints:
         if not reentrant:
             again.nodes = list(after(begin))
             inside = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))} - {None}
-            applied = Applied(name, frozenset(inside), None, read.is_unchanged)
+            applied = Applied(name, frozenset(inside), None, read.is_unchanged, read=read, node=begin)
+            applied.ask_later = self.ask_later
             if read.changes_older:
                 applied.is_unchanged, applied.unseen = again.is_the_same, True
             self.gradients.applied(applied)
@@ -116,8 +119,16 @@ class Checkpoints:
             raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
         result = self.leave(begin, given, result)
         left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
-        self.gradients.applied(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
+        applied = Applied(name, frozenset(left - {None}), None, read.is_unchanged, read=read, node=begin)
+        applied.ask_later = self.ask_later
+        self.gradients.applied(applied)
         return result
+
+    def ask_later(self, applied: Applied) -> None:
+        """The caller runs backward: the call asks once more for what it was interpreted with before it runs again."""
+        if applied.node is not None and applied.read is not None:
+            what = f"the checkpointed call at {applied.name.removeprefix('checkpoint ')}"
+            applied.node.meta[ASKED] = LaterReads(self.objects).ask(what, applied.name, applied.read.reads)
 
     def place(self) -> str:
         """The call's, for the report and the policy."""

@@ -7,9 +7,9 @@ graphs in a real autograd Function, so that autograd saves what the user's backw
 
 from __future__ import annotations
 
+import copy
 import functools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,8 +18,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import (
-    RELIED_ON,
-    ReliedOn,
+    ASKED,
     autocast_now,
     autograd_function,
     backward_place,
@@ -29,19 +28,20 @@ from moebius.lowering.step import (
 )
 
 from ..guards.sources import Static
-from ..heap.heap import ANYTHING, Event
+from ..heap.heap import ANYTHING
 from ..python import natives
-from ..tensors.gradients import Applied
+from ..tensors.applied import Applied
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .autograd_joins import refuse_doubt
+from .later_reads import LaterReads
+from .recompute import Read
 from .subgraphs import SubgraphTracer
 
 HINT = "it runs natively; nothing to do"
 NAMED = (type(None), bool, int, float, complex, str)
 PLAIN = (*NAMED, *SYMBOLIC)
-NOBODY_SETS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy"}
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
 
@@ -157,13 +157,11 @@ class AutogradFunctions(SubgraphTracer):
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
-            begin = self.heap.mark()
-            self.heap.listening += 1
+            read = Read(self.heap, self.writer.count, ())
             try:
                 made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
             finally:
-                self.heap.listening -= 1
-            reads_state, names = self.state_in(self.heap.reads(begin))
+                read.finish()
             backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
@@ -186,30 +184,40 @@ class AutogradFunctions(SubgraphTracer):
             call = Call(node, forward, taken, got, made[0], values_of(made[0].scope, forward), again)
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
             unchanged, renew = functools.partial(self.is_unchanged, call), functools.partial(self.renew, call)
-            applied = Applied(name_of(cls), histories, casts, unchanged, reads_state=reads_state, renew=renew)
-            relied_on = ReliedOn(tuple(names.values()))
-            applied.relied_on = functools.partial(backward_module.meta.__setitem__, RELIED_ON, relied_on)
+            applied = Applied(name_of(cls), histories, casts, unchanged, read=read, node=node, renew=renew)
+            applied.reads_state, applied.ask_later = self.reads_state(read), self.ask_later
             self.gradients.applied(applied)
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]
 
-    def state_in(self, reads: list[Event]) -> tuple[bool, dict[tuple[int, str], tuple[dict, str, Any]]]:
-        """Whether backward may find another value at one of these reads when it runs later: a number, a text or a
-        tensor that existed before, and is no part of a library that nobody sets (``math.pi``). Beside it the global
-        names of numbers and texts, which mostly stay: when it runs they are looked at."""
-        names = {}
-        for _, owner, key, value in reads:
-            values = value if type(value) is tuple else (value,)
-            plain = [v for v in values if is_kind(v, TensorProxy | RuntimeNumber) or type(v) in PLAIN]
-            if owner is ANYTHING or self.heap.age(owner) >= 0 or not plain:
+    def reads_state(self, read: Read) -> bool:
+        """Whether backward may well find another value at one of its reads when it runs later: a number, a text or a
+        tensor that existed before. Not at a global name of a number or text, which mostly stays: all such reads are
+        asked again when it runs."""
+        for kind, owner, _, value in self.heap.reads(read.begin, read.end):
+            if kind == "defaults" or owner is ANYTHING or self.heap.age(owner) >= 0:
                 continue
-            module = owner.get("__name__") if type(owner) is dict and "__spec__" in owner else None
-            if type(module) is not str or type(value) not in NAMED:
-                return True, {}
-            if module.partition(".")[0] not in NOBODY_SETS:
-                names[id(owner), key] = owner, key, value
-        return False, names
+            if not any(map(is_plain, flat(value))):
+                continue
+            if not (type(owner) is dict and "__spec__" in owner and type(value) in NAMED):
+                return True
+        return False
+
+    def ask_later(self, applied: Applied) -> None:
+        """The caller runs backward, which then asks once more for what it was interpreted with."""
+        node, read = applied.node, applied.read
+        if node is None or read is None:
+            return
+        place = node.args[1]
+        body = self.writer.submodules[str(place.target)]
+        if ASKED in body.meta:  # it is that of a like call, too
+            body = torch_private.uncompiled(body, copy.deepcopy(body.graph))
+            with node.graph.inserting_before(node):
+                place = self.body("function_backward", body)
+            node.args = (node.args[0], place, *node.args[2:])
+        what = f"backward of {applied.name.rpartition('.')[2]}"
+        body.meta[ASKED] = LaterReads(self.objects).ask(what, applied.name, read.reads)
 
     def refuse(self, cls: type) -> None:
         name = cls.__name__
@@ -386,6 +394,19 @@ class AutogradFunctions(SubgraphTracer):
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
         with self.tensors.mode, torch.set_grad_enabled(recorded):
             return cast(torch.Tensor, FunctionHistory.apply([template], constant, *inputs))
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """A value, or what a tuple holds."""
+    if not issubclass(type(value), tuple):
+        yield value
+        return
+    for item in value:
+        yield from flat(item)
+
+
+def is_plain(value: Any) -> bool:
+    return is_kind(value, TensorProxy | RuntimeNumber) or type(value) in PLAIN
 
 
 def is_tensor(value: Any) -> bool:

@@ -27,9 +27,10 @@ from ..heap.heap import Event
 from ..heap.records import DICTS, LISTS, SIMPLE, whole_items
 from ..heap.tensor_attributes import given
 from ..hook import ABSENT
-from ..tensors.gradients import Applied
+from ..tensors.applied import Applied
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy, proxies_in
+from .recompute import ReadElsewhere
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -258,7 +259,9 @@ class ModuleReuse:
         for first in block.applied:
             is_unchanged = partial(all_hold, first.is_unchanged, is_like)
             copy = Applied(first.name, histories, first.casts, is_unchanged, copied=True)
-            copy.reads_state, copy.relied_on = first.reads_state, first.relied_on
+            copy.reads_state, copy.ask_later = first.reads_state, first.ask_later
+            copy.node = None if first.node is None else nodes.get(first.node)
+            copy.read = None if first.read is None else ReadElsewhere(first.read, pairs.counterpart)
             self.gradients.applied(copy)
         self.domain.instructions += block.instructions
         self.counter.repeat(block.counted)

@@ -11,7 +11,7 @@ import gc
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +56,8 @@ def own_part(owner: Any, key: Any) -> Any:
 
 
 class Read:
-    """What one checkpointed call reads of what existed before it, which backward reads again."""
+    """What one checkpointed call, or the backward of a function, reads of what existed before it, which backward reads
+    again."""
 
     def __init__(self, heap: Heap, nodes: int, given: tuple[Any, ...]):
         """nodes: how many the graph has so far. given: the call's arguments."""
@@ -103,6 +104,26 @@ class Read:
         """Whether each read would find now what it found."""
         held = all(same(held_parts(now), then) for now, then in self.held.values())
         return held and not self.moved and self.heap.is_unchanged(self.reads, self.end)
+
+
+class ReadElsewhere:
+    """The same in a module's call that was written again. counterpart: of an object, what stands for it there."""
+
+    def __init__(self, first: Read | ReadElsewhere, counterpart: Callable[[Any], Any]):
+        self.first, self.counterpart, self.heap = first, counterpart, first.heap
+        self.end = self.heap.mark()
+
+    @cached_property
+    def reads(self) -> list[Event]:
+        return [(kind, self.counterpart(owner), key, value) for kind, owner, key, value in self.first.reads]
+
+    def is_unchanged(self) -> bool:
+        """Whether nothing was written to what is read."""
+        pairs = zip(self.reads, self.first.reads, strict=True)
+        return all(
+            self.heap.holds(now, self.end) if now[1] is then[1] else not self.heap.was_written(now, self.end)
+            for now, then in pairs
+        )
 
 
 class Again:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ from ..regions.autograd_joins import refuse_doubt
 from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
+    from .applied import Applied
     from .deferred_state import StateAtCapture
     from .interfaces import Hooks, TensorOperators
 
@@ -65,28 +65,6 @@ SPARSE_OPTIONS = {
 
 
 CHANGED = "what its backward reads is changed after the call"
-
-
-@dataclass(eq=False)
-class Applied:
-    """A call of an ``autograd.Function``, or a checkpointed one, which backward looks at again. histories: the autograd
-    nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
-    whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet. ran:
-    whether a backward of the graph has run it, the last that can. copied: whether it stands in a module's call that was
-    written again. reads_state: whether what its code reads may be another value when a backward runs later. relied_on:
-    has it look then at what is taken to stay. renew: writes, when it is called, that the backward that would be run
-    now is run; None where that is not to be had."""
-
-    name: str
-    histories: frozenset[Any]
-    casts: list[Any] | None
-    is_unchanged: Callable[[], bool]
-    unseen: bool = False
-    ran: bool = False
-    copied: bool = False
-    reads_state: bool = False
-    relied_on: Callable[[], None] = lambda: None
-    renew: Callable[[], Callable[[], None] | None] = lambda: None
 
 
 class Accumulated:
@@ -432,8 +410,10 @@ class Gradients:
             met = histories_of(proxy.fake for proxy in outputs if is_kind(proxy, TensorProxy))
             asked = [applied for applied in asked if applied.histories & met]
         for applied in asked:
-            applied.relied_on()
-        self.waited |= {applied.name for applied in asked if applied.reads_state}
+            if applied.reads_state or (applied.read is not None and not applied.read.is_unchanged()):
+                self.waited.add(applied.name)
+            else:
+                applied.ask_later(applied)
 
     def unseen(self) -> set[str]:
         """Names of the calls that a trace after this one is to take another way."""

@@ -37,6 +37,14 @@ class TensorAssumptions(Protocol):
 Hooked = list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]  # a tensor, its hooks' graph, and what that takes
 
 
+class StateRead(Protocol):
+    """What the code of a backward has read of older state (``regions.recompute.Read``): kind, owner, key and value."""
+
+    reads: list[tuple[str, Any, Any, Any]]
+
+    def is_unchanged(self) -> bool: ...
+
+
 class Hooks(Protocol):
     """``regions.hooks.GradientHooks``."""
 

@@ -120,7 +120,6 @@ can_ask_for_profiler = hasattr(PROFILER, PROFILES)
 STATE_READERS = (
     torch._C._accelerator_getAccelerator,
     torch._C._get_privateuse1_backend_name,
-    torch._C._get_deterministic_algorithms,
     torch._C._get_tracing_state,
     torch._C._is_tracing,  # which a module's call asks since 2.15
     torch._C._len_torch_function_stack,
@@ -129,6 +128,9 @@ STATE_READERS = (
     *TRANSFORM_READERS,
     torch._C._cuda_getDeviceCount if hasattr(torch._C, "_cuda_getDeviceCount") else torch._C._get_tracing_state,
 )
+STATE_OF_ALL = (
+    torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch._C._get_deterministic_algorithms,
+)  # fmt: skip
 # C functions that change torch's global state; each is kept as a node, in order.
 STATE_WRITERS = (
     torch._C._set_grad_enabled,

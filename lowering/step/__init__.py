@@ -6,6 +6,7 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 """
 
 from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
+from moebius.lowering.step.asked import ASKED
 from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, chosen, require_branch
@@ -13,8 +14,6 @@ from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.step.functions import (
-    RELIED_ON,
-    ReliedOn,
     autograd_function,
     backward_place,
     by_autocast,
@@ -34,12 +33,11 @@ from moebius.lowering.step.gradients import (
 from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated
 
 __all__ = [
-    "RELIED_ON",
+    "ASKED",
     "ROLES",
     "BranchError",
     "MissingGradientError",
     "RankHook",
-    "ReliedOn",
     "ReachedElsewhereError",
     "asks_of_each",
     "autocast_now",

@@ -5,6 +5,7 @@ While a step is captured, and while experts are lowered, they are operators like
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.graph import code_of
+from moebius.lowering.step.asked import ASKED, ask_before
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.selective import Keeper, mark_places
 from moebius.lowering.torch_private import set_grad_enabled
@@ -81,7 +83,11 @@ def checkpointed(
     early_stop: as torch's, where that is not so. policy: names what is kept all the same.
     """
 
+    runs = itertools.count()
+
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        if next(runs):  # for backward
+            ask_before(body)
         devices = {t.device.type for t in (*tensors, *captures) if isinstance(t, torch.Tensor)}
         with modes_put_back({"cpu", *devices}):
             return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
@@ -167,7 +173,10 @@ def outline(gm: fx.GraphModule) -> None:
             keep_mode(gm.graph, begin, inside)
         if isinstance(selective, bool):
             options.append(mark_places(gm.graph, begin, inside, selective))
-        outline_call(gm, inside, begin, f"checkpoint_{count}", checkpointed, *options, last=end)
+        name = f"checkpoint_{count}"
+        outline_call(gm, inside, begin, name, checkpointed, *options, last=end)
+        if ASKED in begin.meta:
+            gm.get_submodule(name).meta[ASKED] = begin.meta[ASKED]
 
 
 def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:

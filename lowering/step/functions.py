@@ -11,31 +11,11 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from moebius.lowering.graph import code_of
+from moebius.lowering.step.asked import ask_before
 from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
 
 DEVICES = ("cpu", "cuda")
-RELIED_ON = "relied on"  # in a backward's ``meta``: its ReliedOn
-
-
-class ReliedOn:
-    """Global names that a backward's graph was made of: (a module's names, one of them, its value then) of each."""
-
-    def __init__(self, names: Sequence[tuple[dict[str, Any], str, Any]]):
-        self.names = names
-
-    def __deepcopy__(self, memo: Any) -> ReliedOn:
-        return self  # a copied graph relies on the same modules
-
-    def require(self, function: str) -> None:
-        """Raises RuntimeError where one of them has another value now."""
-        for names, name, value in self.names:
-            now = names.get(name, names)
-            if now is not value and (type(now) is not type(value) or now != value):
-                raise RuntimeError(
-                    f"{name}, which backward of {function} reads, was changed after the captured call: capture the "
-                    "call of backward as well, or give it as an argument"
-                )
 
 
 class GraphFunction(torch.autograd.Function):
@@ -74,8 +54,7 @@ class GraphFunction(torch.autograd.Function):
         if ctx.later:
             graph, picks, values = ctx.later
             kept = [values[i - len(kept)] if i >= len(kept) else kept[i] for i in picks]
-        if (relied_on := graph.meta.get(RELIED_ON)) is not None:
-            relied_on.require(type(ctx).__name__.removesuffix("Backward"))
+        ask_before(graph)
         run = code_of(graph)
         if not ctx.once or not torch.is_grad_enabled():
             return (None,) * 8 + tuple(run(*gradients, *kept))

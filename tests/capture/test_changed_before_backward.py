@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, stats
-from moebius.lowering.step import ReliedOn
 
 KINDS = {  # kind of state: begins as, how it is read, how it is set
     "attribute of a class": (
@@ -229,8 +227,3 @@ def test_a_global_that_changes_before_the_callers_backward_is_an_error(backend, 
         found.sum().backward()
     step(w).sum().backward()
     assert w.grad.tolist() == [4.0, 4.0]
-
-
-def test_a_copy_of_a_graph_relies_on_the_same_names():
-    relied_on = ReliedOn([(globals(), "FACTOR", FACTOR)])
-    assert copy.deepcopy({"relied on": relied_on})["relied on"] is relied_on

@@ -27,7 +27,9 @@ SIGNATURES = {
     "load": "(path",
     "weigh_by_tokens": "(loss, tokens)",
 }
-ERRORS = ["ExportError", "GraphBreakError", "GuardError", "LoadError", "NotCapturableError", "OptionError"]
+ERRORS = [
+    "ExportError", "GraphBreakError", "GuardError", "LoadError", "NotCapturableError", "OptionError", "StateChangedError",
+]  # fmt: skip
 RECORDS = {
     "graphs": ["gm", "file", "line", "cold_seconds"],
     "breaks": ["reason", "detail", "hint", "file", "line", "function", "instruction", "stack", "cost_us"],

@@ -456,7 +456,7 @@ def step(m, x):
     y = {made}
     m.kept.append(y)
     return y.detach()
-""") for name, made in (
+""", how="outside") for name, made in (
         ("", "F.apply(x * m.w, m)"),
         (", of a checkpoint", "checkpoint(part, x * m.w, m, use_reentrant=False)"),
     )},

@@ -144,8 +144,17 @@ def calls(space: dict[str, Any], question: Question, captured: bool, seen: Seen)
     if captured:
         step = given = moebius.capture(step, **({"verify": 1} if question.how == "verify" else {}))
     for i in range(question.calls):
+        between = ""
         if "between" in space:
-            space["between"](i, model)
+            try:
+                space["between"](i, model)
+            except moebius.StateChangedError:
+                if question.how != "outside":
+                    raise
+                seen.calls.append(None)
+                break
+            except RuntimeError as error:
+                between = str(error)
         x = space["arguments"](i) if "arguments" in space else torch.tensor([1.0, 2.0, 3.0]) + i
         arguments = (model, x)
         if question.how == "export" and captured and i == 2 and given is step:
@@ -172,7 +181,7 @@ def calls(space: dict[str, Any], question: Question, captured: bool, seen: Seen)
             except Exception as error:
                 state = f"{type(error).__name__}: {error}"
         gradients = [None if p.grad is None else copied(p.grad) for p in model.parameters()] if given is step else None
-        seen.calls.append((copied(found), state, gradients, printed.getvalue()))
+        seen.calls.append((copied(found), state, gradients, printed.getvalue() + between))
     if captured:
         told = moebius.stats(step)
         seen.how = "native" if not told.graphs else "breaks" if told.breaks else "whole"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Question:
     text: str
     calls: int = 4
-    how: str = ""  # "export": the step is loaded from its file; "verify": in shadow mode
+    how: str = ""  # "export": the step is loaded from its file; "verify": in shadow mode; "outside": where the
+    # state of a backward that the caller runs has changed, the error that says so will do
 
 
 MODEL = """

@@ -1,0 +1,277 @@
+"""What a backward that the function's caller runs reads of older state: it is asked for once more when it runs.
+
+The graph runs what backward was interpreted as at the call. Each place that was read then is guarded for the call; the
+same guards, those of these places alone, are asked again before the backward. Where one does not hold any more, that is
+an error: the graph would give the gradient of before. A place is left out where the call's guards do not say what it
+holds: what is an input of the graph, or hangs from an argument that is another one in each call.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moebius.interpreter import is_kind
+from moebius.interpreter.domain.core import lookup
+
+from ..errors import StateChangedError
+from ..guards.program import CompiledGuards, changed_in_class, changed_key
+from ..guards.recorder import Fact, GuardRecorder
+from ..guards.sources import Static, as_written, part_name
+from ..heap.heap import Event
+from ..heap.objects import SameItems
+from ..heap.records import contents_of, raw_dict
+from ..hook import ABSENT
+from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, TensorProxy
+
+if TYPE_CHECKING:
+    from ..heap.objects import Objects
+    from ..heap.records import Record
+
+CURE = "It runs natively from the next call on. To keep it in the graph, capture the call of backward as well"
+
+
+class AskedLater:
+    """The guards of what one backward has read. what: that backward, for an error; name: the same for
+    ``Assumptions.natively``; changed: told of them, and of the place, where one does not hold.
+
+    Copies of a graph share it: it knows a user's objects.
+    """
+
+    def __init__(self, what: str, name: str, guards: CompiledGuards):
+        self.what, self.name, self.guards = what, name, guards
+        self.changed: Callable[[str, str, str], None] = lambda what, name, place: None
+
+    def __deepcopy__(self, memo: Any) -> AskedLater:
+        return self
+
+    def __call__(self) -> None:
+        """Raises StateChangedError where one of the places holds something else now."""
+        if self.guards.program.check(()):
+            return
+        index = self.guards.program.explain(())
+        if index is not None:
+            place = as_written(place_of(self.guards.facts[index]))
+            self.changed(self.what, self.name, place)
+            raise StateChangedError(f"{place}, which {self.what} reads, was changed after the captured call. {CURE}")
+
+
+def place_of(fact: Fact) -> str:
+    """The place whose guard does not hold."""
+    kind, owner, *rest = fact.check
+    if kind == "dict" and (key := changed_key(owner, rest[0])) is not None:
+        return part_name(Static(fact.record.source, owner), "dict_item", key)
+    if kind == "class" and (name := changed_in_class(owner, rest[0])) is not None:
+        return f"{owner.__qualname__}.{name}"
+    return fact.record.source
+
+
+class LaterReads:
+    """Collects the guards of some reads."""
+
+    def __init__(self, objects: Objects):
+        self.objects, self.known = objects, objects.guards
+        here = self.known.where()
+        self.found = GuardRecorder(lambda: here)
+        self.met: set[int] = set()
+        self.kinds: dict[str, Callable[[Any, Any, Any], None]] = {
+            "entry": self.entry,
+            "item": self.whole,
+            "whole": self.whole,
+            "keys": self.keys,
+            "class": self.on_class,
+            "cell": self.cell,
+            "context": self.context,
+            "value": self.kept_by_c,
+            "tensor": self.of_tensor,
+            "function": self.function,
+            "switch": self.switch,
+            "answer": self.answer,
+        }
+
+    def ask(self, what: str, name: str, reads: Iterable[Event]) -> AskedLater:
+        for kind, owner, key, value in reads:
+            if (add := self.kinds.get(kind)) is not None:
+                add(owner, key, value)
+            self.type_of(value)
+        asked = AskedLater(what, name, CompiledGuards(self.found, 0, ()))
+        self.known.later.append(asked)
+        return asked
+
+    def static(self, obj: Any) -> Record | None:
+        """What is known of an older object that is this one in each call."""
+        record = self.objects.record_of(obj)
+        return record if record is not None and record.source.static else None
+
+    def is_certain(self, value: Any) -> bool:
+        """Whether the call's guards say that a place holds this: a constant, or one and the same object."""
+        kind = type(value)
+        if kind in ATOMS:
+            return kind not in SYMBOLIC
+        if issubclass(kind, tuple):
+            return all(map(self.is_certain, value))
+        return not is_kind(value, TensorProxy | RuntimeNumber) and self.static(value) is not None
+
+    def is_written(self, owner: Any, key: Any) -> bool:
+        """Whether the step has set it: backward then finds what the step has left."""
+        return self.objects.heap.was_written(("entry", owner, key, None))
+
+    def holds(self, name: str, predicate: Callable[[], bool]) -> None:
+        self.found.holds(name, "unchanged", predicate)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # By kind of read
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def type_of(self, value: Any) -> None:
+        """An object that was read is still of its class."""
+        record = self.static(value)
+        if record is None or id(value) in self.met:
+            return
+        self.met.add(id(value))
+        instance = self.known.instances.get(id(value))
+        if instance is not None:
+            self.found.instance(record.source, value, instance.namespace)
+        elif is_kind(record.source, Static) and record.source.via is not None and not is_kind(value, type):
+            held = functools.partial(is_still, weakref.ref(value), type(value))
+            self.holds(f"type({record.source.name})", held)
+
+    def entry(self, the_dict: Any, key: Any, value: Any) -> None:
+        record = self.static(the_dict)
+        if record is None or not issubclass(type(the_dict), dict):
+            return
+        if (owner := self.objects.owner_of(the_dict)) is not None:
+            self.type_of(owner.obj)
+        _, known = self.known.dicts.get(id(the_dict), (None, None))
+        if self.is_written(the_dict, key):
+            if type(value) in ATOMS and type(value) not in SYMBOLIC:
+                self.found.dict_entry(record.source.name, the_dict, key, value)
+        elif known is not None and key in known.entries:
+            self.found.dict_entry(record.source.name, the_dict, key, known.entries[key])
+
+    def keys(self, container: Any, key: Any, value: Any) -> None:
+        record = self.static(container)
+        if record is None or self.is_written(container, None):
+            return
+        if issubclass(type(container), dict):
+            self.found.dict_keys(record.source.name, container)
+        else:
+            self.whole(container, key, value)
+
+    def whole(self, container: Any, key: Any, value: Any) -> None:
+        record = self.static(container)
+        if record is None or self.is_written(container, None):
+            return
+        name, kind = record.source.name, type(container)
+        if issubclass(kind, dict):
+            self.found.dict_keys(name, container)
+            _, known = self.known.dicts.get(id(container), (None, None))
+            for one, held in (known.entries if known is not None else {}).items():
+                self.found.dict_entry(name, container, one, held)
+        elif kind is deque:
+            self.holds(name, functools.partial(SameItems(tuple(container)), container))
+        elif kind in (list, set) and name not in self.objects.symbolic_places:
+            self.found.check("contents", Static(name, container), tuple(container), text="unchanged")
+
+    def on_class(self, _: Any, key: tuple[type, str], value: Any) -> None:
+        """(An attribute that the step sets is an entry of the class's dict.)"""
+        cls, name = key
+        known = self.known.classes.get(cls)
+        if known is not None and name in known.entries:
+            self.found.class_entry(cls, name, known.entries[name])
+
+    def cell(self, cell: types.CellType, key: Any, value: Any) -> None:
+        if self.static(cell) is not None and self.is_certain(value):
+            name = self.objects.need(cell).source.name
+            self.holds(name, functools.partial(same_in, functools.partial(contents_of, cell), value))
+
+    def context(self, variable: Any, key: Any, value: Any) -> None:
+        if self.is_certain(value):
+            name = f"ContextVar({variable.name!r})"
+            self.holds(name, functools.partial(same_in, functools.partial(variable.get, ABSENT), value))
+
+    def kept_by_c(self, obj: Any, name: str, value: Any) -> None:
+        record = self.static(obj)
+        if record is None or not self.is_certain(value) or is_kind(obj, TensorProxy):
+            return
+        held = functools.partial(slot_of, lookup(type(obj), name))
+        by_weak = functools.partial(same_in_slot, held, as_weak(obj), value)
+        self.holds(f"{record.source.name}.{name}", by_weak)
+
+    def of_tensor(self, proxy: TensorProxy, name: str, value: Any) -> None:
+        """An attribute of a tensor's own that it has not. (One that it has is an entry of its ``__dict__``.)"""
+        real = proxy.real
+        if value is ABSENT and is_kind(real, torch.Tensor) and proxy.source is not None and proxy.source.static:
+            self.holds(f"{proxy.source.name}.{name}", functools.partial(has_not, weakref.ref(real), name))
+
+    def function(self, function: types.FunctionType, key: Any, code: Any) -> None:
+        if (record := self.static(function)) is not None and id(function.__code__) not in self.met:
+            self.met.add(id(function.__code__))
+            self.found.function(record.source.name, function)
+
+    def switch(self, reader: Any, key: Any, value: Any) -> None:
+        """(Autocast is another one in backward, and is known, ``Applied.casts``: what asks for it is a partial.)"""
+        if not is_kind(reader, functools.partial):
+            asked = functools.partial(as_tuple, reader) if type(value) is tuple else reader
+            self.found.answers(f"torch's {reader.__name__}()", "unchanged", (asked, value))
+
+
+    def answer(self, ask: Callable[[], Any], key: Any, value: Any) -> None:
+        """Of a cached function, or of what chooses one: it is asked for it natively, as the call's guards do."""
+        self.holds("a cached answer", functools.partial(same_in, ask, value))
+
+
+def as_tuple(ask: Callable[[], list]) -> tuple:
+    return tuple(ask())
+
+
+def as_weak(obj: Any) -> Callable[[], Any]:
+    """What gives the object, and does not keep it alive where that can be helped."""
+    try:
+        return weakref.ref(obj)
+    except TypeError:
+        return functools.partial(same_object, obj)
+
+
+def same_object(obj: Any) -> Any:
+    return obj
+
+
+def is_still(held: Callable[[], Any], kind: type) -> bool:
+    return (obj := held()) is None or type(obj) is kind
+
+
+def has_not(held: Callable[[], Any], name: str) -> bool:
+    return (obj := held()) is None or name not in (raw_dict(obj) or ())
+
+
+def same_in(ask: Callable[[], Any], then: Any) -> bool:
+    """Whether it gives the same object, an equal constant or a tuple of such."""
+    return is_same(ask(), then)
+
+
+def is_same(now: Any, then: Any) -> bool:
+    if now is then or type(now) is not type(then):
+        return now is then
+    if issubclass(type(now), tuple):
+        return len(now) == len(then) and all(map(is_same, now, then))
+    return type(now) in ATOMS and now == then
+
+
+def same_in_slot(held: Callable[[Any], Any], obj: Callable[[], Any], then: Any) -> bool:
+    owner = obj()
+    return owner is None or same_in(functools.partial(held, owner), then)
+
+
+def slot_of(descriptor: Any, obj: Any) -> Any:
+    """What a slot holds, ABSENT if nothing."""
+    try:
+        return descriptor.__get__(obj, type(obj))
+    except AttributeError:
+        return ABSENT
