@@ -28,7 +28,8 @@ SIGNATURES = {
     "weigh_by_tokens": "(loss, tokens)",
 }
 ERRORS = [
-    "ExportError", "GraphBreakError", "GuardError", "LoadError", "NotCapturableError", "OptionError", "StateChangedError",
+    "ExportError", "GraphBreakError", "GuardError", "LoadError", "NotCapturableError", "OptionError",
+    "StateChangedError",
 ]  # fmt: skip
 RECORDS = {
     "graphs": ["gm", "file", "line", "cold_seconds"],
