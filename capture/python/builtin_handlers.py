@@ -506,6 +506,12 @@ class BuiltinHandlers(CallParts):
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):
             made_by_c(type(owner)).__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
+        elif issubclass(type(owner), types.SimpleNamespace):  # Objects/namespaceobject.c namespace_init
+            for values in args:
+                kwargs = dict(self.mapping_or_items(values, dict)) | kwargs
+            types.SimpleNamespace(*[{}] * len(args), **kwargs)  # (3.13 takes a mapping; Python's own error)
+            for name, value in kwargs.items():
+                self.attributes.set_generic(owner, name, value)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:

@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import CONTAINERS, DICTS, FACTORY, made_by_c
+from ..heap.records import DICTS, FACTORY, FILLED_BY_C, made_by_c
 from ..hook import ABSENT
 from ..tensors.index_lists import index_range
 from ..torch_facts import torch_private
@@ -40,7 +40,8 @@ SEEDED: Any = random.Random.__new__
 NUMBERS = (int, float, bool, torch.SymInt)
 # Classes whose own C code lays objects out in a way that we can follow.
 IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
-ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
+ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float,
+             types.SimpleNamespace)  # fmt: skip
 
 
 @dataclass
@@ -181,10 +182,7 @@ class Construction(CallParts):
             given = self.call(init, [made, *args], kwargs)
             if given is not None:
                 raise TypeError(f"__init__() should return None, not '{type_of(given).__name__}'")
-        elif any(b in CONTAINERS for b in cls.__mro__):
-            base = next(b for b in cls.__mro__ if b in CONTAINERS)
-            self.init_container(made, base, args, kwargs)
-        elif is_kind(made, BaseException):
+        elif is_kind(made, FILLED_BY_C):
             self.object_init(made, *args, **kwargs)
         return made
 

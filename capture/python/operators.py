@@ -319,6 +319,9 @@ class Operators(Parts):
             and self.identity_compared(right)
         ):
             return op == "!="
+        if all(issubclass(kind, types.SimpleNamespace) for kind in (left_kind, right_kind)):
+            if not any(self.compares_in_python(value, op) for value in (left, right)):
+                return self.compare(op, *(self.get_attr(value, "__dict__") for value in (left, right)))
         for value in (left, right):
             self.guard_operators(value, ("__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"))
         if left_kind in (tuple, list) and right_kind is left_kind:
