@@ -30,7 +30,18 @@ from ..bytecode.hidden_frames import residual_file
 from ..guards.sources import Source, Static
 from ..heap.iterator_states import give_state, state_of
 from ..heap.objects import Objects
-from ..heap.records import CONTAINERS, DICTS, FACTORY, FILLED_BY_C, HEAP_TYPE, LISTS, SETS, made_by_c, raw_dict, raw_items
+from ..heap.records import (
+    CONTAINERS,
+    DICTS,
+    FACTORY,
+    FILLED_BY_C,
+    HEAP_TYPE,
+    LISTS,
+    SETS,
+    made_by_c,
+    raw_dict,
+    raw_items,
+)
 from ..hook import ABSENT, copy_set
 from ..python import natives
 from ..python.callbacks import InTrace

@@ -31,6 +31,7 @@ from ..values.rows import TensorRows
 from ..values.values import Break, TensorProxy, type_of
 from . import natives
 from .numpy_calls import of_numbers
+from .open_sets import open_set
 from .originals import EMPTY, TENSOR
 from .parts import CallParts
 
@@ -69,6 +70,8 @@ class Construction(CallParts):
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
                 values = [list(self.members(values[0])) if cls is frozenset else self.drain(values[0])]
+                if cls is frozenset and (made := open_set(self.domain, cls, values[0])) is not None:
+                    return made
             if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
                 return torch.Size(*values)
             if cls is not slice:
@@ -260,7 +263,9 @@ class Construction(CallParts):
             set(*args)  # Python's own error
         if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
             return args[0]
-        return self.objects.made({self.objects.made_key(k) for k in (self.members(args[0]) if args else ())})
+        items = list(self.members(args[0])) if args else []
+        found = open_set(self.domain, set, items)
+        return self.objects.made({self.objects.made_key(k) for k in items}) if found is None else found
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return self.objects.made(

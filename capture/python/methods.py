@@ -323,7 +323,7 @@ class Methods(CallParts):
         """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
         if base is not set or name not in ("add", "discard") or len(args) != 1:
             return False
-        if type(args[0]) not in ATOMS or type(args[0]) in SYMBOLIC:
+        if type(args[0]) not in ATOMS or not natives.is_plain(args[0], self.known):
             return False
         return (args[0] in self.objects.contents(owner)) == (name == "add")
 
