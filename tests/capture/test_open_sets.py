@@ -1,4 +1,4 @@
-"""Sets of numbers that vary: how they are made × of what × what is asked of them, in calls where other items are equal."""
+"""Sets of numbers that vary: how they are made × of what × what is asked of them, in calls in which others are equal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ USES = {
 
 
 def made(items, form, use):
-    source = f"def step(x, n):\n    found, x = [], x * 2\n    s = {form.format(items=items)}\n    {use}\n    return x + 1, found\n"
+    source = f"def step(x, n):\n    found, x = [], x * 2\n    s = {form.format(items=items)}\n"
+    source += f"    {use}\n    return x + 1, found\n"
     name = f"<{hash(source)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     namespace = {}
