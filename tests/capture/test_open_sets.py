@@ -1,4 +1,4 @@
-"""Sets of numbers that vary: how they are made × of what × what is asked of them, in calls in which others are equal."""
+"""Sets of numbers that vary: how they are made × of what × what is asked of them, in calls where others are equal."""
 
 from __future__ import annotations
 
