@@ -57,7 +57,8 @@ class OpenSet(SymbolicObject):
     def iterate(self) -> Any:
         if len(self.items) > 1:
             self.refuse("the order")
-        return self.domain.objects.made(iter(self.items))
+        objects = self.domain.objects
+        return objects.made(iter(self.items))
 
     def length(self) -> int:
         return len(self.items)
@@ -66,12 +67,12 @@ class OpenSet(SymbolicObject):
         return bool(self.items)
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
-        other = right if left is self else left
+        other, objects = right if left is self else left, self.domain.objects
         if op not in ("==", "!="):
             self.refuse(op)
         if not issubclass(type_of(other), (set, frozenset)):
             return op == "!="
-        held = other.items if type(other) is OpenSet else self.domain.objects.contents(other)
+        held = other.items if type(other) is OpenSet else objects.contents(other)
         return (len(held) == len(self.items) and all(map(self.contains, held))) is (op == "==")
 
     def expression(self, emitter: Any) -> str:

@@ -18,6 +18,7 @@ from moebius.interpreter.program import Program
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
 from ..bytecode.liveness import accesses
+from ..heap.heap import Heap
 from ..heap.iterator_states import cloned
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
@@ -125,9 +126,9 @@ def iterators(frame: Frame) -> list[int]:
     return [i for i, value in enumerate(frame.stack) if hasattr(type(value), "__next__")]
 
 
-def can_go_on(frame: Frame, written: dict[int, dict[Any, list[int]]]) -> bool:
-    """Whether the iterators can be advanced on that side alone, as nobody else has them. written: the log of writes, by id."""
-    counts = {i: sum(map(len, written.get(id(frame.stack[i]), {}).values())) for i in iterators(frame)}
+def can_go_on(frame: Frame, heap: Heap) -> bool:
+    """Whether the iterators can be advanced on that side alone, as nobody else has them."""
+    counts = {i: sum(map(len, heap.written.get(id(frame.stack[i]), {}).values())) for i in iterators(frame)}
     return all(cloned(frame.stack, i, 2 + count) is not None for i, count in counts.items())
 
 

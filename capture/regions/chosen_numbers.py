@@ -60,7 +60,7 @@ def in_tensors(pair: tuple[Any, Any], tensors: TensorOperations) -> tuple[Tensor
     body, (mine, other) = tensors.writer.scope, pair
     if not all(type(v) is float or (type(v) is Number and v.kind is float and v.node is not None) for v in pair):
         return None
-    nodes = [v.node for v in (other,) if type(v) is Number]
+    nodes = [v.node for v in (other,) if type(v) is Number and v.node is not None]
     if not is_of(other, tensors):
         return None
 

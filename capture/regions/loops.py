@@ -366,7 +366,7 @@ class Loops:
             if is_constant(frame.stack[-1]):
                 return  # known while tracing
             self.fresh = None  # (which is one that would hold it)
-            if branches.goes_on(rows.other) and not branches.can_go_on(frame, self.objects.heap.written):
+            if branches.goes_on(rows.other) and not branches.can_go_on(frame, self.objects.heap):
                 return
         if rows is not None:
             self.domain.count(frame)
