@@ -388,7 +388,7 @@ class BuiltinHandlers(CallParts):
             return values
         items = self.listed(values)
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
-        if any(type(k) in SYMBOLIC for k in keys) and all(type(k) in (int, float, *SYMBOLIC) for k in keys):
+        if any(map(is_open_key, keys)) and all(map(self.compares_in_c, keys)):
             keys = [Ordered(self.domain, k) for k in keys]  # C asks of each pair which is the less, and nothing else
             order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
             return self.objects.made([items[i] for i in order])
@@ -535,8 +535,13 @@ class BuiltinHandlers(CallParts):
         """``object.__init_subclass__`` does nothing."""
 
 
+def is_open_key(key: Any) -> bool:
+    """Whether C sorts by a number that varies, or by a tuple with one."""
+    return any(map(is_open_key, key)) if type(key) is tuple else type(key) in (Number, *SYMBOLIC)
+
+
 class Ordered:
-    """A size that C sorts: which of two is the less is a fact about them."""
+    """A size, or a tuple with one, that C sorts: which of two is the less is a fact about them."""
 
     def __init__(self, domain: Any, size: Any):
         self.domain, self.size = domain, size

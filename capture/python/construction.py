@@ -34,6 +34,7 @@ from .numpy_calls import of_numbers
 from .open_sets import open_set
 from .originals import EMPTY, TENSOR
 from .parts import CallParts
+from .stepped_ranges import stepped
 
 LAZY: Any = torch.distributions.utils.lazy_property.__get__
 NUMBER_TYPES = NUMPY_NUMBERS | {bool, int, float, complex}
@@ -66,6 +67,8 @@ class Construction(CallParts):
                 return found
         if cls is range and (found := index_range(self.tensors, args)) is not None:
             return self.objects.made(found)
+        if cls is range and not kwargs and (items := stepped(self.domain, args)) is not None:
+            return items
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
