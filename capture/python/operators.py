@@ -503,8 +503,8 @@ class Operators(Membership):
             return False
         if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
             return False
-        told_by_nobody = kind is types.MappingProxyType or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
-        return told_by_nobody or not record.source.static
+        may_change = kind.__hash__ is None or kind in (types.MappingProxyType, memoryview)  # (bytearray, ndarray)
+        return may_change or not record.source.static
 
     def guard_operators(self, value: Any, names: Any) -> None:
         kind, names = type(value), tuple(names)
