@@ -30,7 +30,18 @@ from ..bytecode.hidden_frames import residual_file
 from ..guards.sources import Source, Static
 from ..heap.iterator_states import give_state, state_of
 from ..heap.objects import Objects
-from ..heap.records import CONTAINERS, DICTS, FACTORY, HEAP_TYPE, LISTS, SETS, made_by_c, raw_dict, raw_items
+from ..heap.records import (
+    CONTAINERS,
+    DICTS,
+    FACTORY,
+    FILLED_BY_C,
+    HEAP_TYPE,
+    LISTS,
+    SETS,
+    made_by_c,
+    raw_dict,
+    raw_items,
+)
 from ..hook import ABSENT, copy_set
 from ..python import natives
 from ..python.callbacks import InTrace
@@ -407,7 +418,7 @@ class Emitter:
     def instance_value(self, value: Any) -> str:
         """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
         cls = type(value)
-        base = next((b for b in cls.__mro__ if b in CONTAINERS or b is tuple or b is BaseException), object)
+        base = next((b for b in cls.__mro__ if b in FILLED_BY_C or b is tuple), object)
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
             maker = made_by_c(cls)

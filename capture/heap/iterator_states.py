@@ -22,6 +22,7 @@ from ..values.values import CannotRebuild
 
 COUNT = re.compile(r"count\((-?\d+)(?:, (-?\d+))?\)")  # how one of whole numbers shows itself
 WARNS = sys.version_info >= (3, 12)
+STEPPING = frozenset(map(type, (iter([]), iter(()), iter(range(0)), reversed([])))) | {enumerate, zip, reversed}
 TEXT = "Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14."
 
 
@@ -39,6 +40,35 @@ def state_of(iterator: Any) -> Any:
     if kind is itertools.count and (numbers := COUNT.fullmatch(repr(iterator))) is not None:
         return kind, (int(numbers[1]), int(numbers[2] or 1))
     raise CannotRebuild(f"a {kind.__name__}, which does not tell its place, is alive across a graph break")
+
+
+def is_held_by(held: list[Any], at: int, holders: int) -> bool:
+    """Whether only the list, and so many in all, hold what stands there."""
+    probe = [object()]
+    others = [probe[0] for _ in range(holders - 1)]
+    return sys.getrefcount(held[at]) <= sys.getrefcount(probe[0]) and len(others) < holders
+
+
+def cloned(held: list[Any], at: int, holders: int = 0) -> Any:
+    """Another iterator at the place where ``held[at]`` is; None for kinds that do not tell it.
+
+    holders: None, too, where more than so many hold it, which may advance it: the list, the trace's register, its log
+    of writes. One that another goes through is held by that, the register and ``parts``.
+    """
+    if type(held[at]) not in STEPPING or (holders and not is_held_by(held, at, holders)):
+        return None
+    maker, arguments, *state = held[at].__reduce__()
+    parts = list(arguments)
+    del arguments
+    for i in range(len(parts)):
+        if hasattr(type(parts[i]), "__next__"):
+            if (part := cloned(parts, i, holders and 3)) is None:  # (what goes through it, too)
+                return None
+            parts[i] = part
+    made = maker(*parts)
+    if state:
+        made.__setstate__(*state)
+    return made
 
 
 def go_on_with(*parts: Any) -> Any:

@@ -20,6 +20,7 @@ FACTORY: Any = vars(collections.defaultdict)["default_factory"]
 LISTS = (list, collections.deque)
 SETS = (set,)
 CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
+FILLED_BY_C = (*CONTAINERS, BaseException, types.SimpleNamespace)  # whose ``__init__`` in C leaves something in them
 WITH_ITEMS = frozenset((*CONTAINERS, tuple, frozenset))
 VIEWS: tuple[type, ...] = (
     type({}.keys()),

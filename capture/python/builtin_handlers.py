@@ -388,7 +388,7 @@ class BuiltinHandlers(CallParts):
             return values
         items = self.listed(values)
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
-        if any(type(k) in SYMBOLIC for k in keys) and all(type(k) in (int, float, *SYMBOLIC) for k in keys):
+        if any(map(is_open_key, keys)) and all(map(self.compares_in_c, keys)):
             keys = [Ordered(self.domain, k) for k in keys]  # C asks of each pair which is the less, and nothing else
             order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
             return self.objects.made([items[i] for i in order])
@@ -506,6 +506,12 @@ class BuiltinHandlers(CallParts):
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):
             made_by_c(type(owner)).__init__(owner, *map(self.domain.kept_in_an_exception, args), **kwargs)
+        elif issubclass(type(owner), types.SimpleNamespace):  # Objects/namespaceobject.c namespace_init
+            for values in args:
+                kwargs = dict(self.mapping_or_items(values, dict)) | kwargs
+            types.SimpleNamespace(*[{}] * len(args), **kwargs)  # (3.13 takes a mapping; Python's own error)
+            for name, value in kwargs.items():
+                self.attributes.set_generic(owner, name, value)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:
@@ -529,8 +535,13 @@ class BuiltinHandlers(CallParts):
         """``object.__init_subclass__`` does nothing."""
 
 
+def is_open_key(key: Any) -> bool:
+    """Whether C sorts by a number that varies, or by a tuple with one."""
+    return any(map(is_open_key, key)) if type(key) is tuple else type(key) in (Number, *SYMBOLIC)
+
+
 class Ordered:
-    """A size that C sorts: which of two is the less is a fact about them."""
+    """A size, or a tuple with one, that C sorts: which of two is the less is a fact about them."""
 
     def __init__(self, domain: Any, size: Any):
         self.domain, self.size = domain, size

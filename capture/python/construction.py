@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import CONTAINERS, DICTS, FACTORY, made_by_c
+from ..heap.records import DICTS, FACTORY, FILLED_BY_C, made_by_c
 from ..hook import ABSENT
 from ..tensors.index_lists import index_range
 from ..torch_facts import torch_private
@@ -31,8 +31,10 @@ from ..values.rows import TensorRows
 from ..values.values import Break, TensorProxy, type_of
 from . import natives
 from .numpy_calls import of_numbers
+from .open_sets import open_set
 from .originals import EMPTY, TENSOR
 from .parts import CallParts
+from .stepped_ranges import stepped
 
 LAZY: Any = torch.distributions.utils.lazy_property.__get__
 NUMBER_TYPES = NUMPY_NUMBERS | {bool, int, float, complex}
@@ -40,7 +42,8 @@ SEEDED: Any = random.Random.__new__
 NUMBERS = (int, float, bool, torch.SymInt)
 # Classes whose own C code lays objects out in a way that we can follow.
 IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
-ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
+ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float,
+             types.SimpleNamespace)  # fmt: skip
 
 
 @dataclass
@@ -64,10 +67,14 @@ class Construction(CallParts):
                 return found
         if cls is range and (found := index_range(self.tensors, args)) is not None:
             return self.objects.made(found)
+        if cls is range and not kwargs and (items := stepped(self.domain, args)) is not None:
+            return items
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
                 values = [list(self.members(values[0])) if cls is frozenset else self.drain(values[0])]
+                if cls is frozenset and (made := open_set(self.domain, cls, values[0])) is not None:
+                    return made
             if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
                 return torch.Size(*values)
             if cls is not slice:
@@ -181,10 +188,7 @@ class Construction(CallParts):
             given = self.call(init, [made, *args], kwargs)
             if given is not None:
                 raise TypeError(f"__init__() should return None, not '{type_of(given).__name__}'")
-        elif any(b in CONTAINERS for b in cls.__mro__):
-            base = next(b for b in cls.__mro__ if b in CONTAINERS)
-            self.init_container(made, base, args, kwargs)
-        elif is_kind(made, BaseException):
+        elif is_kind(made, FILLED_BY_C):
             self.object_init(made, *args, **kwargs)
         return made
 
@@ -262,7 +266,9 @@ class Construction(CallParts):
             set(*args)  # Python's own error
         if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
             return args[0]
-        return self.objects.made({self.objects.made_key(k) for k in (self.members(args[0]) if args else ())})
+        items = list(self.members(args[0])) if args else []
+        found = open_set(self.domain, set, items)
+        return self.objects.made({self.objects.made_key(k) for k in items}) if found is None else found
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return self.objects.made(

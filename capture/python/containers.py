@@ -36,8 +36,8 @@ from ..values.views import View
 from . import natives
 from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
+from .open_sets import Sets
 from .own_hashes import new_key
-from .parts import Parts
 from .specials import is_replaced
 from .texts import Text, texts
 
@@ -61,7 +61,7 @@ class Pulled:
         return item
 
 
-class Containers(Parts):
+class Containers(Sets):
     """Reading, writing, walking and building containers; texts of values."""
 
     def get_attr(self, obj: Any, name: str) -> Any:
@@ -432,9 +432,6 @@ class Containers(Parts):
     def build_tuple(self, items: list[Any]) -> Any:
         return self.objects.made(tuple(items))
 
-    def build_set(self, items: list[Any]) -> Any:
-        return self.objects.made({new_key(self, x) for x in items})
-
     def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
         return self.objects.made({new_key(self, k): v for k, v in pairs})
 
@@ -457,12 +454,6 @@ class Containers(Parts):
 
     def list_to_tuple(self, values: Any) -> Any:
         return self.objects.made(tuple(self.objects.contents(values)))
-
-    def set_add(self, target: Any, value: Any) -> None:
-        self.calls.container_method(target, set, "add", [value], {})
-
-    def set_update(self, target: Any, values: Any) -> None:
-        self.calls.container_method(target, set, "update", [values], {})
 
     def map_add(self, target: Any, key: Any, value: Any) -> None:
         self.set_item(target, key, value)

@@ -20,7 +20,7 @@ from moebius.interpreter.forms import form_of
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
-from ..heap.records import DICTS, LISTS, SETS, Record, raw_items
+from ..heap.records import DICTS, FILLED_BY_C, LISTS, SETS, Record, raw_items
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array, may_be_array
 from ..tensors.index_lists import index_list
@@ -323,7 +323,7 @@ class Methods(CallParts):
         """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
         if base is not set or name not in ("add", "discard") or len(args) != 1:
             return False
-        if type(args[0]) not in ATOMS or type(args[0]) in SYMBOLIC:
+        if type(args[0]) not in ATOMS or not natives.is_plain(args[0], self.known):
             return False
         return (args[0] in self.objects.contents(owner)) == (name == "add")
 
@@ -550,10 +550,9 @@ def is_still(ask: Callable[[], Any], answer: Any) -> bool:
 
 
 def is_object_method(bound: Any, kind: type) -> bool:
-    """Whether a slot wrapper is the one of ``object`` (or of a builtin container or exception, for ``__init__``)."""
+    """Whether a slot wrapper is the one of ``object`` (or of what C fills, for ``__init__``)."""
     owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
     qualname = getattr(bound, "__qualname__", "")
     if owner is object or qualname.startswith("object.") or bound.__name__ == "__init_subclass__":
         return True
-    made_by_c = (*CALLED_TO_MAKE, list, set, BaseException)
-    return bound.__name__ == "__init__" and owner is not None and issubclass(owner, made_by_c)
+    return bound.__name__ == "__init__" and owner is not None and issubclass(owner, FILLED_BY_C)

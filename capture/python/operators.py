@@ -1,4 +1,4 @@
-"""Operators, comparison, truth and membership on traced values."""
+"""Operators, comparison and truth on traced values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Set
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
-from moebius.interpreter.tables.texts import NOT_A_CONTAINER
 
 from ..heap.objects import identified
-from ..heap.records import CONTAINERS, DICTS, SETS, raw_items
+from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
-from ..tensors import tensor_class
 from ..tensors.arrays import Array
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
@@ -44,11 +42,9 @@ from ..values.values import (
 )
 from ..values.views import View
 from . import natives
-from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
-from .own_hashes import new_key
-from .parts import Parts, is_alien
-from .specials import is_replaced
+from .membership import Membership
+from .parts import is_alien
 from .texts import Text, texts
 
 READ_BY_C = (*CONTAINERS, frozenset)  # and what is derived from one
@@ -84,7 +80,7 @@ REPEATS = frozenset(("mul", "imul", "__mul__", "__imul__", "__rmul__"))
 SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
 
 
-class Operators(Parts):
+class Operators(Membership):
     """What operators mean: plain on atoms, nodes on tensors, guarded dunders on objects."""
 
     def unary(self, op: str, value: Any) -> Any:
@@ -319,6 +315,9 @@ class Operators(Parts):
             and self.identity_compared(right)
         ):
             return op == "!="
+        if all(issubclass(kind, types.SimpleNamespace) for kind in (left_kind, right_kind)):
+            if not any(self.compares_in_python(value, op) for value in (left, right)):
+                return self.compare(op, *(self.get_attr(value, "__dict__") for value in (left, right)))
         for value in (left, right):
             self.guard_operators(value, ("__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"))
         if left_kind in (tuple, list) and right_kind is left_kind:
@@ -419,63 +418,6 @@ class Operators(Parts):
             )
         return self.tensors.function(COMPARISONS[op], tuple(sides), {})
 
-    def is_item_of(self, item: Any, tensor: TensorProxy) -> Any:
-        """``Tensor.__contains__``: a yes or no of the graph."""
-        tensor_class.rely_on(self.objects.guards, tensor.cls, "__contains__")
-        if self.tensors.whole_step and type(item) in (int, float, bool, Number, TensorProxy):
-            found = self.tensors.function(torch.any, (self.compare("==", item, tensor),), {})
-            if (answer := self.tensors.item(found)) is not None:
-                return answer
-        raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
-
-    def contains(self, item: Any, container: Any) -> Any:
-        container = self.objects.seen_through(container)
-        kind = type(container)
-        if kind is TensorProxy:
-            return self.is_item_of(item, container)
-        self.refuse_alien(container)
-        if (number := self.numbers.known(item)) is not None:
-            if (keys := self.calls.plain_items(container)) is not None:
-                return self.truth(self.numbers.look_up(operator.contains, keys, number))
-        record = self.objects.record_of(container)
-        method = (
-            self.attributes.on_type(kind, "__contains__")
-            if kind not in ATOMS and not is_kind(container, natives.VIEWS)
-            else ABSENT
-        )
-        if is_replaced(method, "__contains__"):
-            return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
-        if is_kind(method, types.FunctionType):
-            return self.truth(self.call(method, [container, item], {}))
-        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
-        if base in DICTS:
-            if record is not None:
-                return self.objects.dict_get(record, item) is not ABSENT
-            return dict.__contains__(container, new_key(self, item, container))
-        if base in SETS or base is frozenset or is_kind(container, type({}.keys())):
-            return new_key(self, item, container) in self.objects.contents(container)
-        if kind in (str, bytes, range):
-            return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
-        if base is not None or kind is torch.Size or is_kind(container, natives.VIEWS):
-            return any(
-                self.is_one(x, item) or self.truth(self.compare("==", x, item))
-                for x in raw_items(self.objects.contents(container))
-            )
-        if method is ABSENT and not hasattr(kind, "__contains__"):
-            items = self.items_searched(container)
-            return any(self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in items)
-        if is_kind(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
-            return item in cast(Any, container)
-        raise Break("membership in a C object", kind.__name__, "test it outside of the step")
-
-    def items_searched(self, container: Any) -> Any:
-        """What ``in`` iterates over where there is no ``__contains__`` (_PySequence_IterSearch, Objects/abstract.c)."""
-        try:
-            return self.native_iter(container)
-        except TypeError as error:
-            self.machine.swallow(error)
-        raise TypeError(NOT_A_CONTAINER.format(type=type_name(type_of(container))))
-
     def is_same(self, left: Any, right: Any) -> bool:
         kinds = type(left), type(right)
         if UndefinedAfterLoop in kinds:
@@ -561,8 +503,8 @@ class Operators(Parts):
             return False
         if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
             return False
-        told_by_nobody = kind is types.MappingProxyType or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
-        return told_by_nobody or not record.source.static
+        may_change = kind.__hash__ is None or kind in (types.MappingProxyType, memoryview)  # (bytearray, ndarray)
+        return may_change or not record.source.static
 
     def guard_operators(self, value: Any, names: Any) -> None:
         kind, names = type(value), tuple(names)

@@ -7,6 +7,7 @@ bytecode only; that the body changes nothing but tensors and the function's loca
 from __future__ import annotations
 
 import dis
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -17,6 +18,8 @@ from moebius.interpreter.program import Program
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
 from ..bytecode.liveness import accesses
+from ..heap.heap import Heap
+from ..heap.iterator_states import cloned
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
 
@@ -97,16 +100,48 @@ def branch_at(frame: Frame) -> Conditional | None:
                 sides.append(Conditional(here, end, frozenset(), end, skip_if, given, below))
             continue
         inside = side(program, entry, end, here)
-        if inside is None or here in inside or any(map(is_suspended, (program.instructions[i] for i in inside))):
+        if inside is None or any(map(is_suspended, (program.instructions[i] for i in inside))):
+            return None
+        if here in inside and not (end == RETURNED and is_in_for_alone(program, here)):
             return None
         sides.append(Conditional(here, entry, inside, end, skip_if, given, below))
     if len(sides) < 2:
         return sides[0] if sides else None
-    first, second = sides
+    first, second = sorted(sides, key=goes_on)
+    if goes_on(first):
+        return None
     if end == RETURNED and constants(program, first.inside).isdisjoint(constants(program, second.inside)):
         return None
     first.other = second
     return first
+
+
+def goes_on(rows: Conditional) -> bool:
+    """Whether a side that returns has the rest of a loop in it, with the branch again in each iteration."""
+    return rows.here in rows.inside
+
+
+def iterators(frame: Frame) -> list[int]:
+    """Where those of the loops around the instruction are in the stack."""
+    return [i for i, value in enumerate(frame.stack) if hasattr(type(value), "__next__")]
+
+
+def can_go_on(frame: Frame, heap: Heap) -> bool:
+    """Whether the iterators can be advanced on that side alone, as nobody else has them."""
+    counts = {i: sum(map(len, heap.written.get(id(frame.stack[i]), {}).values())) for i in iterators(frame)}
+    return all(cloned(frame.stack, i, 2 + count) is not None for i, count in counts.items())
+
+
+def clone_iterators(frame: Frame, made: Callable[[Any], Any]) -> None:
+    for i in iterators(frame):
+        frame.stack[i] = made(cloned(frame.stack, i))
+
+
+def is_in_for_alone(program: Program, here: int) -> bool:
+    """Whether what runs the instruction again are ``for`` loops, which are unrolled: each has its end."""
+    steps = program.instructions
+    back = [s.target for i, s in enumerate(steps) if s.target is not None and s.target - 1 <= here <= i]
+    return {steps[target].opname for target in back} == {"FOR_ITER"}
 
 
 def is_suspended(instruction: Any) -> bool:

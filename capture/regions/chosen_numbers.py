@@ -54,6 +54,25 @@ def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: Tensor
     return True
 
 
+def in_tensors(pair: tuple[Any, Any], tensors: TensorOperations) -> tuple[TensorProxy, TensorProxy] | None:
+    """Floats that the two sides leave in one place, as float64[], which holds any of them: for one that this side's
+    body computes. pair: this side's, and the other's, which has to stand in front of the branch; else None."""
+    body, (mine, other) = tensors.writer.scope, pair
+    if not all(type(v) is float or (type(v) is Number and v.kind is float and v.node is not None) for v in pair):
+        return None
+    nodes = [v.node for v in (other,) if type(v) is Number and v.node is not None]
+    if not is_of(other, tensors):
+        return None
+
+    def held(number: Any) -> TensorProxy:
+        found: TensorProxy = tensors.function(torch.full, ((), number), {"dtype": torch.float64, "device": "cpu"})
+        return found
+
+    with tensors.writer.in_front(nodes, lambda scope: scope is body):
+        before = held(other)
+    return held(mine), before
+
+
 def is_of(value: Any, tensors: TensorOperations) -> bool:
     """Whether it is a number that the graph around the body has, or a constant."""
     body: GraphScope = tensors.writer.scope

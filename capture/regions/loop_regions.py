@@ -51,11 +51,13 @@ class FirstSide:
 
 @dataclass
 class Joined:
-    """A value that a side gives out. initial: what it is where that side does not run; None on the first side."""
+    """A value that a side gives out. initial: what it is where that side does not run; None on the first side. number:
+    whether it holds a float of Python's, which is read behind the branch."""
 
     place: Place
     value: TensorProxy
     initial: TensorProxy | None
+    number: bool = False
 
     def fake(self, world: torch_fakes.FakeWorld) -> torch.Tensor:
         """Of what it is afterwards."""

@@ -362,8 +362,12 @@ class Loops:
         if (frame.code, frame.pc) in self.unrolled:
             return
         rows = branches.branch_at(frame)
-        if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
-            return  # known while tracing
+        if rows is not None and rows.other is not None:
+            if is_constant(frame.stack[-1]):
+                return  # known while tracing
+            self.fresh = None  # (which is one that would hold it)
+            if branches.goes_on(rows.other) and not branches.can_go_on(frame, self.objects.heap):
+                return
         if rows is not None:
             self.domain.count(frame)
             self.prefer_numbers(frame.stack[-1])
@@ -395,6 +399,8 @@ class Loops:
         frame, rows = loop.frame, loop.rows
         assert isinstance(rows, Conditional)
         frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.given], loop.entry
+        if branches.goes_on(rows):  # native code would go on with the iterators that are there
+            branches.clone_iterators(frame, self.objects.made)
         self.skip(loop.begun_with[-1], rows.skip_if)
 
     def end_iteration(self, loop: LoopRegion) -> None:
@@ -444,7 +450,7 @@ class Loops:
                 frame.locals[index] = UndefinedAfterLoop(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
-        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
+        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made, self.tensors)
         chosen_numbers.hand_out(loop, self.tensors, self.counts)
         if side is not None:
             self.begin_other(loop, side)

@@ -124,7 +124,11 @@ def leave_second(
     branch_places.leave_one(loop, first, tensors)
     others = {place: mine for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
     for place, mine in others.items():
-        if len(place) > 1 or not chosen_numbers.is_left(loop, place[0], (now.get(place), mine), tensors):
+        if len(place) == 1 and chosen_numbers.is_left(loop, place[0], (now.get(place), mine), tensors):
+            continue
+        if (held := chosen_numbers.in_tensors((now.get(place), mine), tensors)) is not None:
+            loop.joined.append(Joined(place, *held, number=True))
+        else:
             unsure.add(place[0])
     if first.height != len(frame.stack) or any(index < 0 for index in unsure):
         what = "what is returned" if loop.head == RETURNED else "the value of an expression"
@@ -150,9 +154,13 @@ def given(loop: LoopRegion) -> list[Any]:
     return [one.initial for one in loop.joined]
 
 
-def hand_out(loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:
+def hand_out(
+    loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any], tensors: TensorOperations
+) -> None:
     """The values after the branch go where they belong; the first side's into the record of it."""
-    values = branch_places.hand_out({a.place: b for a, b in zip(loop.joined, found, strict=True)}, first)
+    pairs = zip(loop.joined, found, strict=True)
+    given_out = {one.place: tensors.numbers.of_item(value) if one.number else value for one, value in pairs}
+    values = branch_places.hand_out(given_out, first)
     if first is not None:
         first.joined.update(values)
         return

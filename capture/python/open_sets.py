@@ -1,0 +1,127 @@
+"""Sets of numbers that vary: ``len({x.shape[0] for x in inputs}) == 1``, ``set(map(len, batches))``.
+
+Which of the items are equal is decided while tracing, by a guard for each comparison; so many there are then. In which
+order they stand nobody knows, and a number has no hash: what asks for these is a graph break, and Python makes the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from moebius.interpreter import is_kind
+
+from ..values.numbers import Number
+from ..values.values import ATOMS, Break, CannotRebuild, SymbolicObject, type_of
+from .own_hashes import new_key
+from .parts import Parts
+
+MOST = 16  # items; each is compared with each
+
+
+class OpenSet(SymbolicObject):
+    """A set or frozenset of them. items: without those that are equal to an earlier one, as they came."""
+
+    __slots__ = ("cls", "domain", "items")
+
+    def __init__(self, domain: Parts, cls: type, items: Iterable[Any]):
+        self.domain, self.cls = domain, cls
+        self.items: list[Any] = []
+        for item in items:
+            self.put(item)
+
+    @property
+    def kind(self) -> type:
+        return self.cls
+
+    def put(self, item: Any) -> None:
+        """What a display or a comprehension does; nobody else has the set yet."""
+        if not self.contains(item):
+            self.items.append(item)
+
+    def contains(self, item: Any) -> bool:
+        domain = self.domain
+        if not is_item(domain, item) or len(self.items) >= MOST:
+            self.refuse("this item")
+        return any(domain.is_one(one, item) or domain.truth(domain.compare("==", one, item)) for one in self.items)
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Break(
+            "hash of a number that varies",
+            f"{what} of a {self.cls.__name__} of numbers that vary",
+            "ask for its length, or for what is in it; or make it behind the step",
+        )
+
+    def iterate(self) -> Any:
+        if len(self.items) > 1:
+            self.refuse("the order")
+        objects = self.domain.objects
+        return objects.made(iter(self.items))
+
+    def length(self) -> int:
+        return len(self.items)
+
+    def truth(self) -> bool:
+        return bool(self.items)
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        other, objects = right if left is self else left, self.domain.objects
+        if op not in ("==", "!="):
+            self.refuse(op)
+        if not issubclass(type_of(other), (set, frozenset)):
+            return op == "!="
+        held = other.items if type(other) is OpenSet else objects.contents(other)
+        return (len(held) == len(self.items) and all(map(self.contains, held))) is (op == "==")
+
+    def expression(self, emitter: Any) -> str:
+        if any(type(item) is Number and item.node is None for item in self.items):
+            raise CannotRebuild(f"a {self.cls.__name__} of numbers that vary")
+        return f"{emitter.constant(self.cls)}(({''.join(f'{emitter.value(item)}, ' for item in self.items)}))"
+
+
+def varies(domain: Parts, item: Any) -> bool:
+    """Whether the item is a number that another call may find to be another one, or a tuple with one."""
+    if is_kind(item, tuple) and type(item) in (tuple, torch.Size):
+        return any(varies(domain, part) for part in item)
+    return type(item) not in ATOMS - OPEN and domain.numbers.known(item) is not None
+
+
+def is_item(domain: Parts, item: Any) -> bool:
+    """Whether it can be told whether it is equal to another one."""
+    if is_kind(item, tuple) and type(item) in (tuple, torch.Size):
+        return all(is_item(domain, part) for part in item)
+    return type(item) in ATOMS - OPEN or domain.numbers.known(item) is not None
+
+
+OPEN = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size})
+
+
+def open_set(domain: Parts, cls: type, items: list[Any]) -> OpenSet | None:
+    """The set of the items, if one of them varies and nothing else is in the way."""
+    if len(items) > MOST or not any(varies(domain, item) for item in items):
+        return None
+    return domain.objects.made(OpenSet(domain, cls, items)) if all(is_item(domain, item) for item in items) else None
+
+
+class Sets(Parts):
+    """How displays and comprehensions make sets."""
+
+    def build_set(self, items: list[Any]) -> Any:
+        found = open_set(self, set, items)
+        return self.objects.made({new_key(self, x) for x in items}) if found is None else found
+
+    def set_add(self, target: Any, value: Any) -> None:
+        if type(target) is OpenSet:
+            target.put(value)
+            return
+        if self.objects.is_new(target) and len(target) <= 1 and (found := open_set(self, set, [*target, value])):
+            stack = self.frame.stack if self.frame else []  # (a comprehension's set is there, and nowhere else)
+            for place in (i for i, held in enumerate(stack) if held is target):
+                stack[place] = found
+                return
+        self.calls.container_method(target, set, "add", [value], {})
+
+    def set_update(self, target: Any, values: Any) -> None:
+        self.calls.container_method(target, set, "update", [values], {})

@@ -1,0 +1,93 @@
+"""``for …: if condition on values: …; return``: which iteration ends the loop only the running step knows.
+
+Loops × branches × what is returned, each with several thresholds, so that every iteration is once the last.
+"""
+
+from __future__ import annotations
+
+import linecache
+
+import pytest
+import torch
+
+from moebius import capture, stats
+
+LOOPS = {
+    "a list": "for a in xs:",
+    "a tuple": "for a in (x, y, x + y):",
+    "enumerated": "for i, a in enumerate(xs):",
+    "zipped": "for a, b in zip(xs, [y, x, y]):",
+    "a range": "for i in range(3):\n        a = xs[i]",
+    "backward": "for a in reversed(xs):",
+    "two lists": "for a, i in zip(xs, range(3)):",
+    "functions": "for f in (torch.sin, torch.cos):\n        a = f(x)",
+    "held by a name": "its = iter(xs)\n    for a in its:",
+    "held in a list": "for a in held[0]:",
+    "zipped of one": "its = iter(xs)\n    for a, b in zip(its, its):",
+    "nested": "for b in (x, y):\n      for a in (b, b * 2):",
+    "a while": "i = -1\n    while i < 2:\n        i += 1\n        a = xs[i]",
+    "generated": "for a in (b * 2 for b in xs):",
+}
+BRANCHES = {
+    "returns": "if a.sum() > limit:\n            t, w = a * 2, 0.1\n            return t, w",
+    "returns in place": "if a.sum() > limit:\n            t -= a\n            w = 0.25\n            return t, w",
+    "goes on": "if a.sum() <= limit:\n            continue\n        return a * 3, w",
+    "adds up": "t = t + a\n        if t.sum() > limit:\n            return t * 2, w",
+    "counts": "w = w * 0.5\n        if (a * w).sum() > limit:\n            return t + a, w",
+    "else": "if a.sum() > limit:\n            return t * 2, w\n        else:\n            t = t + a",
+    "twice": "if a.sum() > limit:\n            return t * 2, 0.5\n"
+    "        if a.sum() < -limit:\n            return t * 4, 0.75",
+    "other types": "if a.sum() > limit:\n            return t * 2, None",
+    "an int": "if a.sum() > limit:\n            return t * 2, 3",
+    "a break": "if a.sum() > limit:\n            t = t * 2\n            break",
+}
+AFTER = {
+    "the same": "return t, w",
+    "else of the loop": "else:\n        t = t + 1\n    return t, w",
+    "a name": "r = t, w\n    return r",
+}
+
+
+def made(loop, branch, after):
+    source = "def leaves(x, y, limit, held):\n    t, w, xs = x.clone(), 1.0, [x, y, x + y]\n"
+    source += f"    {LOOPS[loop]}\n        {BRANCHES[branch]}\n    {AFTER[after]}\n"
+    source += "def step(x, y, limit):\n    held = [iter([x, y, x * 2])]\n    t, w = leaves(x, y, limit, held)\n"
+    source += "    y.mul_(0.5)\n    return t * (0.5 if w is None else w), w, [*held[0]]\n"
+    name = f"<{hash(source)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    namespace = {"torch": torch}
+    exec(compile(source, name, "exec"), namespace)
+    return namespace["step"]
+
+
+def shown(value):
+    if isinstance(value, list | tuple):
+        return [*map(shown, value)]
+    return value.tolist() if isinstance(value, torch.Tensor) else (type(value).__name__, value)
+
+
+@pytest.mark.share(12)
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_as_plain_python(loop, branch):
+    for after in AFTER:
+        plain = made(loop, branch, after)
+        step = capture(plain, backend="eager")
+        for call in range(8):
+            generator = torch.Generator().manual_seed(call)
+            x, y = torch.randn(3, generator=generator), torch.randn(3, generator=generator)
+            both = [(x.clone(), y.clone()) for _ in range(2)]
+            limit = (0.0, 1.0, -1.0)[call % 3] + 0 * call
+            found = [shown(run(*given, limit)) for run, given in zip((step, plain), both, strict=True)]
+            assert found[0] == found[1], (after, call)
+            assert shown(both[0]) == shown(both[1]), (after, call)
+
+
+@pytest.mark.parametrize("branch", ["returns", "returns in place", "goes on", "adds up", "else"])
+@pytest.mark.parametrize("loop", ["a list", "a tuple", "enumerated", "zipped", "a range", "backward", "functions"])
+def test_one_graph_for_all_ways(loop, branch):
+    step = capture(made(loop, branch, "the same"), backend="eager")
+    for call in range(12):
+        generator = torch.Generator().manual_seed(call)
+        step(torch.randn(3, generator=generator), torch.randn(3, generator=generator), 0.5)
+    assert stats(step).hits == 11 and stats(step).graphs == 1 and stats(step).breaks == 0
