@@ -8,6 +8,7 @@
     torch.einsum("tke,edn->tkdn", one_hot(index, E), w)           w[index]
     torch.tensordot(x, w, dims=([1], [1]))                        torch.einsum("td,edn->ten", x, w)
     torch.vmap(f)(rows, w1, w2)                                   f, its products batched (unbatched.py)
+    f(torch.cat(parts)).split(sizes)[e]                           f(parts[e]) (split_phases.py)
 
 What becomes part of no operator is put back as it was (provisional.py).
 """
@@ -27,7 +28,8 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.masked import scaled_rows
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import index_bounds
-from moebius.lowering.experts.unbatched import NotBatched, without_vmap
+from moebius.lowering.experts.split_phases import pieces_by_themselves
+from moebius.lowering.experts.unbatched import without_vmap
 from moebius.lowering.experts.views import equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
@@ -44,8 +46,8 @@ def write_plainly(work: Work) -> list[Provisional]:
     graph, found = work.gm.graph, list[Provisional]()
     storage: Storage | None = None
     for node in list(graph.nodes):
-        if node.target is function_transform:
-            found += vmapped(work, node)
+        if node.target in PIECES:
+            found += in_pieces(node, PIECES[node.target])
         for form in FORMS.get(node.target, ()) if node.op in ("call_function", "call_method") else ():
             before = node.prev
             with graph.inserting_before(node):
@@ -99,19 +101,15 @@ def is_same(node: fx.Node, result: fx.Node, reads: Iterable[fx.Node]) -> bool:
     return one.requires_grad == any(value.requires_grad for each in reads if (value := tensor_of(each)) is not None)
 
 
-def vmapped(work: Work, node: fx.Node) -> Iterator[Provisional]:
-    """Each of what a vmap gives, with its products as batched ones."""
-    before, graph = node.prev, node.graph
-    if any(user.target is not operator.getitem for user in node.users):
-        return
-    try:
-        with graph.inserting_before(node):
-            leaves = without_vmap(node)
-    except NotBatched:
-        erase(before, node)
-        return
+def in_pieces(node: fx.Node, form: Callable[[fx.Node], Any]) -> Iterator[Provisional]:
+    """Each of what a node gives, by number, as the form has it."""
+    before = node.prev
+    with node.graph.inserting_before(node):
+        pieces = None if any(user.target is not operator.getitem for user in node.users) else form(node)
+    if pieces is None:
+        return erase(before, node)
     for user in list(node.users):
-        result, core = leaves[user.args[1]]  # type: ignore[index]
+        result, core = pieces[user.args[1]]
         if is_same(user, result, node.all_input_nodes):
             user.replace_all_uses_with(result)
             yield Provisional(user, result, core)
@@ -256,4 +254,9 @@ FORMS: dict[Any, tuple[Form, ...]] = {
     "gather": (gathered_rows,),
     torch.einsum: (one_hot_product,),
     torch.tensordot: (contraction,),
+}
+PIECES: dict[Any, Callable[[fx.Node], Any]] = {
+    function_transform: without_vmap,
+    torch.split: pieces_by_themselves,
+    "split": pieces_by_themselves,
 }
