@@ -485,8 +485,11 @@ class Loops:
     def refuse_open_locals(self, loop: LoopRegion, changed: list[int]) -> None:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
         frame = loop.frame
-        for name in (frame.program.localsplus[index] for index in changed):
+        for name, before in ((frame.program.localsplus[index], loop.before[index]) for index in changed):
             if branches.is_read_from(frame, loop.head, name):
+                if is_kind(loop.rows, ActiveExperts) and type(before) in (int, float):
+                    detail = f"{name} is a number until an expert was hit, and a tensor from then on"
+                    raise Break("expert loop carries a Python value", detail, "begin with a tensor: x.new_zeros(())")
                 raise Break(
                     "data-dependent branch",
                     f"what {name} is afterwards depends on a condition on values",
