@@ -2,8 +2,8 @@
 
 CPython writes a jump to a short block that returns as a copy of it (Python/flowgraph.c), from 3.12 on more of them than
 before: after ``if … else …`` each side goes on in its own. Where the sides meet is in the last copy. That runs as the
-others do: the same instructions, in the same places of the source, with the same handlers around them. The condition of
-``while`` stands before the loop and at its end: ``continue`` leads to the one, and the end of an iteration to the other.
+others do: the same instructions, in the same places of the source, with the same handlers around them. The condition
+of ``while`` stands before the loop and at its end: ``continue`` leads to one, the end of an iteration to the other.
 """
 
 from __future__ import annotations

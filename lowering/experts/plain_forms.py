@@ -47,6 +47,8 @@ def write_plainly(work: Work) -> list[Provisional]:
     """Writes such statements so, where nothing is written into what they read."""
     graph, found = work.gm.graph, list[Provisional]()
     storage: Storage | None = None
+    pieces = [node for node in graph.nodes if node.target is operator.getitem and shape_of(node.args[0]) is None]
+    work.loose += [node for node in pieces if not node.users]
     for node in list(graph.nodes):
         if node.target in PIECES:
             found += in_pieces(node, PIECES[node.target])
@@ -111,8 +113,8 @@ def in_pieces(node: fx.Node, form: Callable[[fx.Node], Any]) -> Iterator[Provisi
         pieces = None if any(user.target is not operator.getitem for user in node.users) else form(node)
     if pieces is None:
         return erase(before, node)
-    for user in list(node.users):
-        result, core = pieces[user.args[1]]
+    for user in [user for user in node.users if user.users]:
+        result, core = pieces[user.args[1]]  # type: ignore[index]
         if is_same(user, result, node.all_input_nodes):
             user.replace_all_uses_with(result)
             yield Provisional(user, result, core)
