@@ -39,7 +39,7 @@ from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .branches import WATCHED as WATCHED
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
-from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
+from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of, picks_rows
 from .two_sides import FirstSide
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class Loops:
             self.take_range(frame)
         elif kind is TensorRows:
             self.take_hits(frame)
+        elif self.open and picks_rows(frame):
+            self.refuse_behind_return()
         rows = frame.stack[-ITERATOR_PLACES]
         if type(rows) in ROWS and not rows.finished:
             self.refuse_behind_return()

@@ -114,7 +114,7 @@ def in_pieces(node: fx.Node, form: Callable[[fx.Node], Any]) -> Iterator[Provisi
     if pieces is None:
         return erase(before, node)
     for user in [user for user in node.users if user.users]:
-        result, core = pieces[user.args[1]]  # type: ignore[index]
+        result, core = pieces[user.args[1]]
         if is_same(user, result, node.all_input_nodes):
             user.replace_all_uses_with(result)
             yield Provisional(user, result, core)
