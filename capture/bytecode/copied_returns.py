@@ -1,8 +1,9 @@
-"""Ends of a function that the compiler wrote more than once.
+"""Ends of a function, and conditions of ``while``, that the compiler wrote more than once.
 
 CPython writes a jump to a short block that returns as a copy of it (Python/flowgraph.c), from 3.12 on more of them than
 before: after ``if … else …`` each side goes on in its own. Where the sides meet is in the last copy. That runs as the
-others do: the same instructions, in the same places of the source, with the same handlers around them.
+others do: the same instructions, in the same places of the source, with the same handlers around them. The condition
+of ``while`` stands before the loop and at its end: ``continue`` leads to one, the end of an iteration to the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def copies(program: Program) -> dict[int, int]:
 def find(program: Program) -> dict[int, int]:
     instructions, found = program.instructions, {}
     ends = [index for index, instruction in enumerate(instructions) if instruction.opname in RETURNS]
-    places = list(program.code.co_positions()) if len(ends) > 1 else []
+    places = list(program.code.co_positions())
 
     def returned(index: int) -> tuple[int, ...] | None:
         """Which constant an instruction is a part of returning, if that is all that it does. Nothing can fail there:
@@ -35,7 +36,10 @@ def find(program: Program) -> dict[int, int]:
 
     def same(i: int, j: int) -> bool:
         a, b = instructions[i], instructions[j]
-        if (a.opcode, a.arg) != (b.opcode, b.arg) or a.target is not None or b.target is not None:
+        if a.target is not None or b.target is not None:
+            if (a.opcode, a.target) != (b.opcode, b.target):
+                return False
+        elif (a.opcode, a.arg) != (b.opcode, b.arg):
             return False
         if program.handler_at(i) != program.handler_at(j):
             return False
@@ -54,4 +58,36 @@ def find(program: Program) -> dict[int, int]:
     for place, i in enumerate(ends):
         count, j = max(((length(i, j), j) for j in ends[place + 1 :]), default=(0, 0))
         found.update({i - back: j - back for back in range(count)})
+    for i, j in conditions_of_loops(program, found):
+        count = 0 if places[instructions[i].offset // 2] != places[instructions[j].offset // 2] else 1
+        while count and j - count > i >= count and same(i - count, j - count):
+            count += 1
+        found.update({i - back: j - back for back in range(count) if i - back not in found})
     return found
+
+
+def conditions_of_loops(program: Program, returns: dict[int, int]) -> list[tuple[int, int]]:
+    """(the last jump of a ``while`` condition before the loop, the same at the loop's end): on one truth both lead into
+    the loop, on the other both behind it."""
+    instructions, found = program.instructions, []
+    jumps = [i for i, one in enumerate(instructions) if one.target is not None and "_IF_" in one.opname]
+
+    def ways(index: int) -> tuple[str, int, int]:
+        """What it asks for; where it leads where that is so, and where not."""
+        _, _, asks = instructions[index].opname.partition("_IF_")
+        leads = [past_jumps(program, way) for way in (instructions[index].target, index + 1) if way is not None]
+        to, on = (returns.get(way, way) for way in leads)
+        opposite = {"FALSE": "TRUE", "NOT_NONE": "NONE"}.get(asks)
+        return (asks, to, on) if opposite is None else (opposite, on, to)
+
+    for j in jumps:
+        found += [(i, j) for i in jumps if i < j and ways(i) == ways(j) and i < min(ways(j)[1:]) < j]
+    return found
+
+
+def past_jumps(program: Program, index: int) -> int:
+    """Where jumps backward lead to that stand there; the index itself where none does."""
+    one = program.instructions[index]
+    if one.opname == "NOT_TAKEN":
+        return past_jumps(program, index + 1)
+    return one.target if one.opname.startswith("JUMP_BACKWARD") and one.target is not None else index

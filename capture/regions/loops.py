@@ -39,7 +39,7 @@ from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .branches import WATCHED as WATCHED
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
-from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
+from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of, picks_rows
 from .two_sides import FirstSide
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class Loops:
             self.take_range(frame)
         elif kind is TensorRows:
             self.take_hits(frame)
+        elif self.open and picks_rows(frame):
+            self.refuse_behind_return()
         rows = frame.stack[-ITERATOR_PLACES]
         if type(rows) in ROWS and not rows.finished:
             self.refuse_behind_return()
@@ -491,8 +493,11 @@ class Loops:
     def refuse_open_locals(self, loop: LoopRegion, changed: list[int]) -> None:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
         frame = loop.frame
-        for name in (frame.program.localsplus[index] for index in changed):
+        for name, before in ((frame.program.localsplus[index], loop.before[index]) for index in changed):
             if branches.is_read_from(frame, loop.head, name):
+                if is_kind(loop.rows, ActiveExperts) and type(before) in (int, float):
+                    detail = f"{name} is a number until an expert was hit, and a tensor from then on"
+                    raise Break("expert loop carries a Python value", detail, "begin with a tensor: x.new_zeros(())")
                 raise Break(
                     "data-dependent branch",
                     f"what {name} is afterwards depends on a condition on values",

@@ -47,10 +47,21 @@ def goes_over_experts(frame: Frame) -> bool:
         b.opname == "COMPARE_OP" and accesses(a)[-1:] == [("LOAD", row)] for a, b in zip(body, body[1:], strict=False)
     )
     nested = any(i.opname == "FOR_ITER" for i in body)
-    called = {i.argval for i in body if is_kind(i.argval, str) and i.opname.startswith("LOAD")}
+    called = names_in(body)
     if not (compared or (not nested and called & PICKS_ROWS and called & ADDS_ROWS)):
         return False
     return not leftovers(body) & first_loads(instructions[leave:])
+
+
+def names_in(body: list) -> set[str]:
+    """What instructions load by name."""
+    return {i.argval for i in body if is_kind(i.argval, str) and i.opname.startswith("LOAD")}
+
+
+def picks_rows(frame: Frame) -> bool:
+    """Whether the body of the loop at the frame's FOR_ITER, whatever it goes over, asks where something holds."""
+    instructions, head = frame.program.instructions, frame.pc
+    return not names_in(instructions[head + 1 : instructions[head].target]).isdisjoint(PICKS_ROWS)
 
 
 def leftovers(body: list) -> set[str]:

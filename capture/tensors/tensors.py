@@ -514,7 +514,7 @@ class TensorOperations:
                 return known
             raise Break(
                 "data-dependent branch",
-                f"Python branches on {value}, a size that depends on values",
+                f"Python branches on {value}, {torch_private.kind_of_number(value)} that depends on values",
                 "use torch.where or a mask instead of the branch",
             ) from None
 

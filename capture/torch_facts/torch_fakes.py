@@ -375,11 +375,22 @@ def whole_numbers_of(function: Callable[..., Any]) -> frozenset[int | str]:
     return frozenset(key for one in found for key in one)
 
 
+LOG_SUMS = frozenset({torch.logsumexp, torch.special.logsumexp, torch.Tensor.logsumexp})
+
+
+def like_log_sum(input: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+    """A fake of logsumexp's result: torch's own form asks whether there are any numbers at all."""
+    result = torch.amax(input, dim, keepdim)
+    return result if result.is_floating_point() else result.to(torch.get_default_dtype())
+
+
 def python_form(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The function, or torch's Python form of it where it would take a number that varies for one of today; of a
     compiled one what it was compiled from."""
     if type(function) is Scripted:
         return function.source
+    if function in LOG_SUMS and "out" not in kwargs and any(map(depends_on_values, [*args[:1], *kwargs.values()])):
+        return like_log_sum
     keys = [key for key, each in (*enumerate(args), *kwargs.items()) if is_symbolic(each)]
     found = bool(keys) and not whole_numbers_of(function).isdisjoint(keys)
     return getattr(torch._refs, function.__name__) if found else function

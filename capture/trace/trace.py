@@ -482,6 +482,7 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
         assumptions.casts += casts
     elif hits := attempt.in_hits - assumptions.not_by_number:
         assumptions.not_by_number |= hits & assumptions.by_number
+        assumptions.blockers |= blocked(hits & assumptions.by_number, stop)
         assumptions.by_number |= hits
     elif stop and domain.loops.ranges:
         assumptions.blockers |= blocked(domain.loops.ranges, stop)
@@ -508,7 +509,8 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
         attempt.release()
         return trace(request, assumptions)
     assumptions.logs |= attempt.objects.appended()
-    assumptions.split |= blocked(attempt.in_hits, attempt.graph_break)
+    ends = blocked(attempt.in_hits, attempt.graph_break)  # (of one by number, what stood in the way there)
+    assumptions.split |= {loop: assumptions.blockers.get(loop, stop) for loop, stop in ends.items()}
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)

@@ -57,7 +57,7 @@ INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contigu
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape", "squeeze", "unsqueeze", "flatten", "select"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
-EXITS = "runs on no rows if the step is left at"  # in a node's meta
+EXITS = "none if the step is left at"  # in the meta of rows
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
 UNROLLED = 512  # iterations of a loop that are written out for it
 
@@ -250,7 +250,8 @@ class Blocks(Builder):
 
     def is_passed(self, exit: fx.Node) -> bool:
         """Whether all experts behind it have no rows where the step is left there (hoisted_conditionals.py)."""
-        return all(exit in down.meta.get(EXITS, ()) for down in self.downs if exit < down)
+        experts = zip(self.downs, self.rows, strict=True)
+        return all(exit in rows.meta.get(EXITS, ()) for down, rows in experts if exit < down)
 
     def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
         """Whatever stands between the experts may read what it likes, the sum that iterations add to as well: it stays

@@ -18,7 +18,7 @@ before it, on no rows if the step will be left there, if what decides is known b
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from moebius.lowering.aliasing import Storage, storage_of_body, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
+from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.stacking import experts_that_ran, is_left, rows_if
 from moebius.lowering.experts.unrolled_loops import (
     OPENED,
@@ -139,46 +140,33 @@ def fit(shapes: list[tuple]) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Cut:
-    """An expert behind exits. down: its last product. asked: whether the step is left before it. rows: what it ran on,
-    each with what it runs on now."""
-
-    down: fx.Node
-    asked: fx.Node
-    rows: list[tuple[fx.Node, fx.Node]]
-
-
-def cut_behind_exits(work: Work) -> list[Cut]:
-    """Cuts the rows of all experts that stand behind such a branch and have others before it."""
+def cut_behind_exits(work: Work) -> tuple[list[Provisional], dict[fx.Node, Any]]:
+    """Cuts the rows of all experts that stand behind such a branch and have others before it: (the rows, by down-
+    projection whether the step is left before it)."""
     graph = work.gm.graph
     exits = graph.find_nodes(op="call_function", target=require_branch)
-    found: list[Cut] = []
+    found, asked = list[Provisional](), dict[fx.Node, Any]()
     for downs in runs(graph) if exits else ():
         between = [node for node in exits if downs[0] < node < downs[-1]]
         storage = Storage(graph) if between else None
-        if storage is not None and all(is_known(node.args[0], downs[0], storage) for node in between):
-            found += cuts(graph, downs, between, storage)
-    return found
-
-
-def cuts(graph: fx.Graph, downs: list[fx.Node], exits: list[fx.Node], storage: Storage) -> Iterator[Cut]:
-    later = [down for down in downs if exits[0] < down]
-    if not all(is_known(rows, exits[0], storage) for down in later for rows in expert_rows(down) or ()):
-        return
-    first = downs[0]
-    for one in sorted(set().union(*(made_since(node.args[0], first) for node in exits))):
-        first.prepend(one)
-    for down in later:
-        before = [node for node in exits if node < down]
-        conditions = tuple(one for node in before for one in node.args[:2])
-        asked = put_before(first, is_left, conditions, before[0], None)
-        pairs = [(rows, cut(rows, asked, first)) for rows in dict.fromkeys(expert_rows(down) or ())]
-        for rows, now in pairs:
-            for user in [user for user in rows.users if user in inside(down) or user is down]:
-                user.replace_input_with(rows, now)
-        down.meta[EXITS] = set(before)
-        yield Cut(down, asked, pairs)
+        if storage is None or not all(is_known(node.args[0], downs[0], storage) for node in between):
+            continue
+        first, later = downs[0], [down for down in downs if between[0] < down]
+        if not all(is_known(rows, between[0], storage) for down in later for rows in expert_rows(down) or ()):
+            continue
+        for one in sorted(set().union(*(made_since(node.args[0], first) for node in between))):
+            first.prepend(one)
+        for down in later:
+            before = [node for node in between if node < down]
+            conditions = tuple(one for node in before for one in node.args[:2])
+            asked[down] = put_before(first, is_left, conditions, before[0], None)
+            for rows in dict.fromkeys(expert_rows(down) or ()):
+                now = cut(rows, asked[down], first)
+                now.meta[EXITS] = before
+                for user in [user for user in rows.users if user in inside(down) or user is down]:
+                    user.replace_input_with(rows, now)
+                found.append(Provisional(rows, now, down))
+    return found, asked
 
 
 def made_since(node: Any, first: fx.Node) -> set[fx.Node]:
@@ -221,16 +209,6 @@ def cut(rows: fx.Node, asked: fx.Node, first: fx.Node) -> fx.Node:
     few = {key: put_before(at, rows_if, (key, asked), rows, key.meta["val"]) for key in keys}
     with graph.inserting_before(at):
         return graph.node_copy(rows, lambda argument: few.get(argument, argument))
-
-
-def settle_cuts(work: Work, found: list[Cut]) -> None:
-    """Experts that became part of no operator run on the rows that they had."""
-    replaced = set(work.loose)
-    for one in found:
-        one.down.meta.pop(EXITS, None)
-        for rows, now in one.rows if one.down not in replaced else ():
-            now.replace_all_uses_with(rows)
-            work.loose.append(now)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,10 +278,9 @@ def settle_branches(work: Work, opened: list[Opened]) -> None:
             delattr(work.gm, one.module)
 
 
-def skip_unused(downs: list[fx.Node], opened: Sequence[Opened | Cut], stacked: list[fx.Node]) -> None:
-    """Experts whose branch was not taken get no gradient. stacked: the nodes that stack the experts' parameters, behind
-    the conditions."""
-    asked = {one.down: one.asked for one in opened}
+def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[fx.Node]) -> None:
+    """Experts whose branch was not taken get no gradient. asked: by down-projection, the condition on which it does not
+    run. stacked: the nodes that stack the experts' parameters, behind the conditions."""
     if not stacked or not any(down in asked for down in downs):
         return
     first = min(stacked)

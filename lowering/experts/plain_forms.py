@@ -6,8 +6,11 @@
     expert(x) * gate[:, None] * 2.0                               expert(x) * 2.0 * gate[:, None]
     torch.gather(w, 0, index[:, None, None].expand(-1, D, N))     w[index]
     torch.einsum("tke,edn->tkdn", one_hot(index, E), w)           w[index]
+    gates @ one_hot(torch.tensor(e), E)                           gates[..., e]
+    (gates * one_hot(torch.tensor(e), E)).sum(-1)                 gates[..., e]
     torch.tensordot(x, w, dims=([1], [1]))                        torch.einsum("td,edn->ten", x, w)
     torch.vmap(f)(rows, w1, w2)                                   f, its products batched (unbatched.py)
+    f(torch.cat(parts)).split(sizes)[e]                           f(parts[e]) (split_phases.py)
 
 What becomes part of no operator is put back as it was (provisional.py).
 """
@@ -27,13 +30,14 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.masked import scaled_rows
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import index_bounds
-from moebius.lowering.experts.unbatched import NotBatched, without_vmap
+from moebius.lowering.experts.split_phases import pieces_by_themselves
+from moebius.lowering.experts.unbatched import without_vmap
 from moebius.lowering.experts.views import equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
 
 FAR = 40  # nodes looked at behind a statement: the forms look at a handful
 Form = Callable[[fx.Node], "tuple[fx.Node, fx.Node] | None"]  # (the result, its core: see Provisional)
@@ -43,9 +47,11 @@ def write_plainly(work: Work) -> list[Provisional]:
     """Writes such statements so, where nothing is written into what they read."""
     graph, found = work.gm.graph, list[Provisional]()
     storage: Storage | None = None
+    pieces = [node for node in graph.nodes if node.target is operator.getitem and shape_of(node.args[0]) is None]
+    work.loose += [node for node in pieces if not node.users]
     for node in list(graph.nodes):
-        if node.target is function_transform:
-            found += vmapped(work, node)
+        if node.target in PIECES:
+            found += in_pieces(node, PIECES[node.target])
         for form in FORMS.get(node.target, ()) if node.op in ("call_function", "call_method") else ():
             before = node.prev
             with graph.inserting_before(node):
@@ -82,13 +88,14 @@ def written_between(before: fx.Node, node: fx.Node) -> tuple[list[fx.Node], set[
 
 def is_written(node: fx.Node, reads: set[fx.Node], storage: Storage) -> bool:
     """Whether something is written into what the plain form reads, or into what stands between that and the statement,
-    before this; or into what it gives."""
-    between, found = set(reads), list(node.all_input_nodes)
-    for one in found:
-        if one not in between and len(between) < FAR:
-            between.add(one)
-            found += one.all_input_nodes
-    return storage.writer_into(between, node) is not None or any(True for _ in storage.writers_of((node,), node))
+    before this, or into what it gives. (What the statement itself reads, the form reads at the same time.)"""
+    between = [one for one in node.all_input_nodes if one not in reads]
+    for one in between:
+        if len(between) < FAR:
+            between += [argument for argument in one.all_input_nodes if argument not in {*reads, *between}]
+    into = (*between, *reads) if between else ()
+    written = any(True for _ in storage.writers_of(into, min(between, default=node), node))
+    return written or any(True for _ in storage.writers_of((node,), node))
 
 
 def is_same(node: fx.Node, result: fx.Node, reads: Iterable[fx.Node]) -> bool:
@@ -99,19 +106,15 @@ def is_same(node: fx.Node, result: fx.Node, reads: Iterable[fx.Node]) -> bool:
     return one.requires_grad == any(value.requires_grad for each in reads if (value := tensor_of(each)) is not None)
 
 
-def vmapped(work: Work, node: fx.Node) -> Iterator[Provisional]:
-    """Each of what a vmap gives, with its products as batched ones."""
-    before, graph = node.prev, node.graph
-    if any(user.target is not operator.getitem for user in node.users):
-        return
-    try:
-        with graph.inserting_before(node):
-            leaves = without_vmap(node)
-    except NotBatched:
-        erase(before, node)
-        return
-    for user in list(node.users):
-        result, core = leaves[user.args[1]]  # type: ignore[index]
+def in_pieces(node: fx.Node, form: Callable[[fx.Node], Any]) -> Iterator[Provisional]:
+    """Each of what a node gives, by number, as the form has it."""
+    before = node.prev
+    with node.graph.inserting_before(node):
+        pieces = None if any(user.target is not operator.getitem for user in node.users) else form(node)
+    if pieces is None:
+        return erase(before, node)
+    for user in [user for user in node.users if user.users]:
+        result, core = pieces[user.args[1]]
         if is_same(user, result, node.all_input_nodes):
             user.replace_all_uses_with(result)
             yield Provisional(user, result, core)
@@ -210,6 +213,30 @@ def one_hot_of(node: Any) -> fx.Node | None:
     return call["input"] if call is not None and call.name == "one_hot" else None
 
 
+def column_picked(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """A product with the one_hot of a number that the program has, along the last axis, or the sum of that."""
+    call = read_call(node)
+    if call is not None and call.name == "sum":
+        along = call["dim"] is not None and one_of(call["dim"]) in (-1, len(shape_of(call["input"]) or ()) - 1)
+        call = read_call(call["input"]) if along and not call["keepdim"] and call.args.get("dtype") is None else None
+        call = call if call is not None and call.name == "mul" else None
+    if call is None or call.op.inplace:
+        return None
+    left, right = call["input"], call["other"]
+    for table, pick in ((left, right), (right, left)) if call.name == "mul" else ((left, right),):
+        number = number_of(one_hot_of(pick)) if len(shape_of(pick) or ()) == 1 else None
+        if type(number) is int and same_shape((shape_of(table) or ())[-1:], shape_of(pick)):
+            made = add_call(node.graph, node, operator.getitem, table, (..., number))
+            return made, made
+    return None
+
+
+def number_of(node: Any) -> Any:
+    """e of ``torch.tensor(e)``."""
+    tensors = isinstance(node, fx.Node) and node.target in (torch.tensor, torch.as_tensor) and shape_of(node) == ()
+    return node.args[0] if tensors and dtype_of(node) == torch.int64 else None
+
+
 def contraction(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """tensordot over one axis of each."""
     dims = node.kwargs.get("dims", node.args[2] if len(node.args) > 2 else None)
@@ -255,5 +282,11 @@ FORMS: dict[Any, tuple[Form, ...]] = {
     torch.gather: (gathered_rows,),
     "gather": (gathered_rows,),
     torch.einsum: (one_hot_product,),
+    **dict.fromkeys((torch.matmul, operator.matmul, "matmul", torch.mv, "mv", torch.sum, "sum"), (column_picked,)),
     torch.tensordot: (contraction,),
+}
+PIECES: dict[Any, Callable[[fx.Node], Any]] = {
+    function_transform: without_vmap,
+    torch.split: pieces_by_themselves,
+    "split": pieces_by_themselves,
 }

@@ -22,12 +22,13 @@ class Provisional:
 
 
 def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
-    """What became part of no operator is as it was written; of the rest that goes."""
+    """What became part of no operator is as it was written, unless it is read before that by now; of the rest that
+    goes."""
     if not rewritten:
         return
     drop_dead_code(work)
     for one in reversed(rewritten):  # (each may be read by what the next was written of)
-        if one.core.users:  # (a node that is gone has none)
+        if one.core.users and not any(user < one.node for user in one.result.users):  # (a node that is gone has none)
             one.result.replace_all_uses_with(one.node)
             work.loose.append(one.result)
         else:

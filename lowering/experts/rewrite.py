@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from moebius.lowering.experts import (
     rows_written,
     sides,
     slots,
-    split_phases,
     weight_concat,
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
@@ -34,12 +33,9 @@ from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, p
 from moebius.lowering.experts.dense import Chain, DenseSum, added, build_dense, dense_chains, scaled, stacks
 from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.hoisted_conditionals import (
-    Cut,
-    Opened,
     cut_behind_exits,
     open_branches,
     settle_branches,
-    settle_cuts,
     skip_unused,
 )
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
@@ -132,14 +128,11 @@ def replace_all(work: Work) -> None:
             region = ExpertRegion(*users_line(why.node), f"{len(refused)} experts, each behind a branch")
             refuse(region, f"{DIFFERENT}: {why.reason}", why.node)
             work.regions.append(region)
-        pieces = split_phases.take_apart(work)
         flat = flatten_rows(work)
-        cut = cut_behind_exits(work)
-        replace_blocks(work, failed, [*opened, *cut])
-        settle_cuts(work, cut)
-        provisional.settle(work, flat)
+        cut, left = cut_behind_exits(work)
+        replace_blocks(work, failed, left | {one.down: one.asked for one in opened})
+        provisional.settle(work, [*flat, *cut])
         settle_branches(work, opened)
-        provisional.settle(work, pieces)
     gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
         write_out_of_place(work)
@@ -234,12 +227,12 @@ def in_equal_parts(
     return [], refusals
 
 
-def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened | Cut]) -> None:
+def replace_blocks(work: Work, failed: list[Failed], asked: dict[fx.Node, Any]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
-    sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
+    sums could not be replaced: done with where their experts are replaced here. asked: as in skip_unused()."""
     for downs in runs(work.gm.graph):
         known = [one.region for one in failed if one.uses(downs)]
-        found, refusals = in_equal_parts(downs, lambda piece: replace_piece(work, piece, opened))
+        found, refusals = in_equal_parts(downs, lambda piece: replace_piece(work, piece, asked))
         if found:
             work.regions = [region for region in work.regions if not any(region is one for one in known)]
             work.regions += [region for region in found if region.lowered]
@@ -277,7 +270,7 @@ class Attempt:
 def replace_piece(
     work: Work,
     downs: list[fx.Node],
-    opened: Sequence[Opened | Cut] = (),
+    asked: dict[fx.Node, Any] | None = None,
     rows_of: RowsOf = expert_rows,
 ) -> ExpertRegion | None:
     """The down-projections of one layer's experts; None where these are none. rows_of: the rows that each is
@@ -289,7 +282,7 @@ def replace_piece(
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
             region.top_k = None if apart else region.top_k  # (of the rows; nobody has seen what they are of the tokens)
-            skip_unused(downs, opened, iterations.stacked)
+            skip_unused(downs, asked or {}, iterations.stacked)
             iterations.draw_elsewhere()
             for down, part in zip(downs, parts, strict=True):
                 down.replace_all_uses_with(part)

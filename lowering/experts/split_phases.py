@@ -5,61 +5,57 @@
 
 Where what is between is a function of each row by itself, and the cuts are those of the parts that were joined, piece e
 is that function of part e. So written, each expert stands by itself and may become part of an operator
-(blocks.py); where none of them does, the pieces are as they were.
+(blocks.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.contract import Work
-from moebius.lowering.experts.provisional import Provisional
-from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, is_pure, read_call
+from moebius.lowering.operators import ELEMENTWISE, is_pure, read_call
 from moebius.lowering.torch_private import same_size, set_grad_enabled
-from moebius.lowering.values import certain, infer, shape_of
+from moebius.lowering.values import certain, infer, shape_of, value_of
 
 JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})
-ROWS_FIRST = PRODUCTS - {"addmm"}  # the rows are the first operand
 ALONG_ROWS = ELEMENTWISE | {"cast", "contiguous", "clone", "chunk", "getitem", "glu"}
 FAR = 64
 Joins = dict[fx.Node, list[fx.Node]]
+Pieces = dict[int, tuple[fx.Node, fx.Node]]  # by number: (the result, its core: see Provisional)
 
 
-def take_apart(work: Work) -> list[Provisional]:
-    """Makes the pieces of each such split of the parts."""
-    found: list[Provisional] = []
-    storage: Storage | None = None
-    for node in list(work.gm.graph.nodes):
-        call = read_call(node)
-        if call is None or call.name != "split" or call["dim"] != 0 or not isinstance(call["input"], fx.Node):
-            continue
-        between, joins = joined_behind(node, call["input"], sizes_of(node))
-        if joins:
-            storage = storage or Storage(work.gm.graph)
-            every = {*between, *joins, *(part for parts in joins.values() for part in parts)}
-            if is_quiet(work.gm.graph, every, node, storage):
-                pieces = [SplitPhases(node, user, joins, between) for user in list(node.users)]
-                if not all(one.is_made() for one in pieces):
-                    for made in [made for one in pieces for made in reversed(one.made)]:
-                        work.gm.graph.erase_node(made)
-                    continue
-                found += [Provisional(one.node, own := one.copies[call["input"]], own) for one in pieces]
-                work.loose += [user for one in (*between, *joins) for user in one.users if not user.users]
-    for one in found:
-        one.node.replace_all_uses_with(one.result)
+def pieces_by_themselves(split: fx.Node) -> Pieces | None:
+    """Each piece of such a split, made of its part of each join before the split; None where this is none."""
+    call = read_call(split)
+    if call is None or call["dim"] != 0 or not isinstance(call["input"], fx.Node):
+        return None
+    sizes = sizes_of(split)
+    between, joins = joined_behind(split, call["input"], sizes)
+    if sizes is None or not joins or not is_quiet(split, {*between, *joins, *itertools.chain(*joins.values())}):
+        return None
+    found: Pieces = {}
+    for number in range(len(sizes)):
+        own = {join: parts[number] for join, parts in joins.items()}
+        for node in sorted(between):
+            own[node] = split.graph.node_copy(node, lambda one, own=own: own.get(one, one))  # type: ignore[misc]
+            try:
+                own[node].meta["val"] = infer(own[node])
+            except Exception:  # it does not work on the rows of one expert
+                return None
+        found[number] = own[call["input"]], own[call["input"]]
     return found
 
 
-def is_quiet(graph: fx.Graph, nodes: set[fx.Node], end: fx.Node, storage: Storage) -> bool:
+def is_quiet(end: fx.Node, nodes: set[fx.Node]) -> bool:
     """Whether nobody writes into what is between the parts and the split, nor switches gradients there."""
-    least = min(nodes)
-    switches = [node for node in graph.nodes if least < node < end and node.target is set_grad_enabled]
-    return not switches and not any(storage.writers_of(nodes))
+    switches = end.graph.find_nodes(op="call_function", target=set_grad_enabled)
+    return not any(min(nodes) < node < end for node in switches) and not any(Storage(end.graph).writers_of(nodes))
 
 
 def sizes_of(split: fx.Node) -> list[Any] | None:
@@ -102,14 +98,14 @@ def joined_behind(split: fx.Node, node: fx.Node, sizes: list[Any] | None) -> tup
 
 
 def parts_of(node: fx.Node, sizes: list[Any] | None) -> list[fx.Node] | None:
-    """What a node joins, one under another, if these are products of pieces of such sizes."""
+    """What a node joins, one under another, if they have such sizes."""
     if node.target not in JOINS or sizes is None:
         return None
     dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
     parts: Any = node.args[0] if node.args else None
     if dim != 0 or not isinstance(parts, tuple | list) or len(parts) != len(sizes):
         return None
-    return list(parts) if all(is_cut(part, e, sizes) for e, part in enumerate(parts)) else None
+    return list(parts) if are_cut(parts, sizes) else None
 
 
 def keeps_to_rows(node: fx.Node, rows: Any) -> bool:
@@ -138,50 +134,6 @@ def is_feature(node: fx.Node) -> bool:
     return shape is not None and len(shape) < 2
 
 
-def is_cut(part: Any, e: int, sizes: list[Any]) -> bool:
-    """Whether it is a product of piece e of a tensor that is cut into pieces of these sizes."""
-    call = read_call(part)
-    piece = read_call(call["input"]) if call is not None and call.name in ROWS_FIRST else None
-    if piece is None or piece.name != "getitem" or piece["index"] != e:
-        return False
-    cut = read_call(piece["input"])
-    return (
-        cut is not None
-        and cut.name == "split"
-        and cut["dim"] == 0
-        and isinstance(cut["split_size_or_sections"], tuple | list)
-        and list(cut["split_size_or_sections"]) == sizes
-    )
-
-
-class SplitPhases:
-    """One piece of a split, made of its part of each join."""
-
-    def __init__(self, split: fx.Node, piece: fx.Node, joins: Joins, between: list[fx.Node]):
-        self.split, self.node, self.between = split, piece, set(between)
-        number: Any = piece.args[1]
-        self.copies: dict[fx.Node, fx.Node] = {join: parts[number] for join, parts in joins.items()}
-        self.made: list[fx.Node] = []
-
-    def is_made(self) -> bool:
-        """Makes it; False where an operator does not work on the rows of one expert."""
-        call = certain(read_call(self.split))
-        try:
-            self.copy(call["input"])
-        except Exception:
-            return False
-        return True
-
-    def copy(self, node: fx.Node) -> fx.Node:
-        if node in self.copies:
-            return self.copies[node]
-        for argument in node.all_input_nodes:
-            if argument in self.between:
-                self.copy(argument)
-        graph = self.split.graph
-        with graph.inserting_before(self.split):
-            made = graph.node_copy(node, lambda argument: self.copies.get(argument, argument))
-        self.made.append(made)
-        made.meta["val"] = infer(made)
-        self.copies[node] = made
-        return made
+def are_cut(parts: Sequence[fx.Node], sizes: list[Any]) -> bool:
+    """Whether each of the parts has as many rows as its piece."""
+    return all(same_size((shape_of(p) or (None,))[0], value_of(n)) for p, n in zip(parts, sizes, strict=True))

@@ -33,19 +33,22 @@ class Mapped:
     rank: int
 
 
-def without_vmap(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """(each leaf of what a vmap gives, the last product in it), written at the place where nodes are inserted. Raises
-    NotBatched."""
-    given: Any = node.args
-    transform, body, _, captures, args, options = given
-    if transform != VMAP or options or len(args) < 4:
-        raise NotBatched
-    in_dims, out_dims, _, chunks, *given = args
-    if chunks is not None or type(out_dims) is not int:
-        raise NotBatched
-    written = Written(node, body)
-    found = written.leaves(mapped_leaves(given, in_dims), list(captures))
-    return [(written.turned(leaf, 0, out_dims), product) for leaf, product in found]
+def without_vmap(node: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
+    """(each leaf of what a vmap gives, the last product in it), written at the place where nodes are inserted; None for
+    what has no batched form."""
+    try:
+        given: Any = node.args
+        transform, body, _, captures, args, options = given
+        if transform != VMAP or options or len(args) < 4:
+            return None
+        in_dims, out_dims, _, chunks, *given = args
+        if chunks is not None or type(out_dims) is not int:
+            return None
+        written = Written(node, body)
+        found = written.leaves(mapped_leaves(given, in_dims), list(captures))
+        return [(written.turned(leaf, 0, out_dims), product) for leaf, product in found]
+    except NotBatched:
+        return None
 
 
 def mapped_leaves(given: Any, dims: Any) -> list[tuple[fx.Node, int | None]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from moebius.bytecode.copied_returns import RETURNS, copies
+from moebius.bytecode.copied_returns import RETURNS, conditions_of_loops, copies
+from moebius.bytecode.flow import joins, last_copy
 from moebius.interpreter import decode
 
 
@@ -82,3 +83,51 @@ def test_what_the_compiler_copies_is_found() -> None:
     assert copies(decode(nothing.__code__)) and not copies(decode(two_returns.__code__))
     found = [function for function in (both, three, within) if copies(decode(function.__code__))]
     assert found == ([both, three, within] if sys.version_info >= (3, 13) else found)
+
+
+def counted(count: int, run: Any) -> int:
+    at = -1
+    while at < count - 1:
+        at += 1
+        if run(at):
+            continue
+        run(-at)
+    return at
+
+
+def of_two(first: int, second: int, run: Any) -> int:
+    while first and second > 2:
+        first -= 1
+        if run(first):
+            continue
+        second -= 1
+    return second
+
+
+def waiting(items: Any, run: Any) -> None:
+    while (item := items.pop()) is not None:
+        if run(item):
+            continue
+        run(item)
+
+
+def never(run: Any) -> None:
+    while True:
+        if run(1):
+            continue
+        if run(2):
+            break
+
+
+@pytest.mark.parametrize("function", [counted, of_two, waiting], ids=lambda f: f.__name__)
+def test_where_continue_meets_the_end_of_an_iteration(function: Callable[..., Any]) -> None:
+    """In the condition, which stands before the loop and at its end."""
+    program = decode(function.__code__)
+    jumps = [i for i, one in enumerate(program.instructions) if one.target is not None and "_IF_" in one.opname]
+    inside = [i for i in jumps if i not in copies(program) and i not in copies(program).values()]
+    (jump,) = inside
+    assert any(joins(program)[jump] == last_copy(program, first) > jump > first for first in copies(program))
+
+
+def test_a_loop_without_condition_has_none() -> None:
+    assert not conditions_of_loops(decode(never.__code__), {})

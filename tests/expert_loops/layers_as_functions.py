@@ -165,7 +165,7 @@ def buffer_after_continue(x, m):
     return out
 
 
-@held(CAPTURED)
+@held(LOWERED)
 def one_hot_of_number(x, m):
     """`F.one_hot(torch.as_tensor(e), E)` picks a column of gates"""
     w, idx = route(x, m)
@@ -177,7 +177,7 @@ def one_hot_of_number(x, m):
     return out
 
 
-@held(CAPTURED)
+@held(LOWERED)
 def one_hot_of_number_rows(x, m):
     """the same with rows by nonzero"""
     w, idx = route(x, m)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import layers_as_functions_too  # noqa: F401 (adds to HELD)
+import layers_by_other_hands  # noqa: F401
 import pytest
 import torch
 from beside_eager import compare, regions_of

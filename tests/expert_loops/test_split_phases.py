@@ -7,6 +7,7 @@ import pytest
 import torch
 from beside_eager import compare, regions_of
 from spellings import E, K, N
+from torch import fx
 from torch.nn.functional import gelu, linear, silu
 
 from moebius.lowering.experts import split_phases
@@ -121,15 +122,16 @@ def test_not_the_operator(function):
     assert graphs == 1 and [region.kernel for region in regions] == ["projection by projection"]
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("is_quiet", without_gradients),
-        ("is_cut", cut_elsewhere),
-    ],
-)
-def test_what_is_asked(monkeypatch, name, function):
+def test_what_is_asked(monkeypatch):
     """Without the question another result comes out, or none."""
-    monkeypatch.setattr(split_phases, name, lambda *_: True)
+    monkeypatch.setattr(split_phases, "is_quiet", lambda *_: True)
     with pytest.raises((AssertionError, RuntimeError)):
-        compare(function)
+        compare(without_gradients)
+
+
+def test_pieces_are_the_parts():
+    """A part of one row would go with a piece of many."""
+    parts = [fx.Graph().placeholder("part") for _ in range(2)]
+    for part, rows in zip(parts, (1, 3), strict=True):
+        part.meta["val"] = torch.empty(rows, N)
+    assert split_phases.are_cut(parts, [1, 3]) and not split_phases.are_cut(parts, [3, 1])
