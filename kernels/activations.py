@@ -96,7 +96,11 @@ def split_gate(h: Tensor, gate: str, dim: int = -1) -> tuple[Tensor, Tensor | No
 
 def activate(h: Tensor, activation: Activation | expressions.Gating, gate: str) -> Tensor:
     """A = f(gate) * up, or f(h) where there is no gate. h: [rows, M]; A: [rows, N], its own storage."""
-    gate_half, up_half = split_gate(h, gate)
+    return activate_halves(*split_gate(h, gate), activation)
+
+
+def activate_halves(gate_half: Tensor, up_half: Tensor | None, activation: Activation | expressions.Gating) -> Tensor:
+    """The same of the two halves, of one shape."""
     if isinstance(activation, expressions.Gating):
         return expressions.evaluate([activation.value], gate_half, up_half)[0]
     value = activation.value(gate_half)
@@ -112,20 +116,27 @@ def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expres
     grad_h has h's layout of gate and up.
     """
     gate_half, up_half = split_gate(h, gate)
+    if up_half is None and isinstance(activation, Activation):
+        return activation.value(gate_half), activation.backward(grad_a, gate_half)
+    grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+    return backward_halves(grad_a, gate_half, up_half, activation, *split_gate(grad_h, gate)), grad_h
+
+
+def backward_halves(grad_a: Tensor, gate_half: Tensor, up_half: Tensor | None,
+                    activation: Activation | expressions.Gating, grad_gate: Tensor, grad_up: Tensor | None) -> Tensor:
+    """A, of the two halves, whose gradients are written into grad_gate and grad_up."""
     if isinstance(activation, expressions.Gating):
         roots = [part for part in (activation.value, activation.d_gate, activation.d_up) if part is not None]
         value, *slopes = expressions.evaluate(roots, gate_half, up_half)
-        grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
-        for half, slope in zip(split_gate(grad_h, gate), slopes, strict=False):
+        for half, slope in zip((grad_gate, grad_up), slopes, strict=False):
             assert half is not None
             torch.mul(grad_a, slope, out=half)
-        return value, grad_h
+        return value
     value = activation.value(gate_half)
     if up_half is None:
-        return value, activation.backward(grad_a, gate_half)
-    grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
-    grad_gate, grad_up = split_gate(grad_h, gate)
+        grad_gate.copy_(activation.backward(grad_a, gate_half))
+        return value
     assert grad_up is not None
     torch.mul(grad_a, value, out=grad_up)
     grad_gate.copy_(activation.backward(grad_a * up_half, gate_half))
-    return value.mul_(up_half), grad_h
+    return value.mul_(up_half)

@@ -209,10 +209,9 @@ def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tenso
     threads = torch.get_num_threads()
     if order_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k):
         return None
-    if options.precision is not None or weights.gate_up_bias or weights.down_bias or not panel_work.multiplies():
+    if weights.gate_up_bias or weights.down_bias or not knows(x_TD.dtype, options):
         return None
-    if not panel_work.knows(x_TD.dtype, find_activation(options.activation, options.gate)) or any(
-            block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
+    if any(block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
         return None
     if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(order_S)):
         return None  # a hook on saved tensors may have given back something else
@@ -222,6 +221,12 @@ def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tenso
     wide = shared.rows >= widening.rows_from(x_TD.dtype) * shared.experts
     scale_TK = None if weight_TK is None else weight_TK.to(torch.float32).contiguous().resolve_neg()
     return Layer(x_TD, weights, shared, order_S, scale_TK, h_SM, options, top_k, wide)
+
+
+def knows(dtype: torch.dtype, options: Options) -> bool:
+    """Whether C computes such experts."""
+    activation = find_activation(options.activation, options.gate)
+    return options.precision is None and panel_work.multiplies() and panel_work.knows(dtype, activation)
 
 
 def can_write(*rooms: list[Matrices]) -> bool:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moebius.kernels import by_expert
-from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
+from moebius.kernels.gating import gated, gated_backward
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Scratch, panels
 from moebius.kernels.products import (
@@ -43,32 +43,6 @@ def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) ->
     if rows.dtype != total_TD.dtype:
         rows = scratch.take("wide", rows.shape[0], rows.shape[1], total_TD.dtype).copy_(rows)
     total_TD.index_add_(0, token, rows)
-
-
-def gated(h: Tensor, scale: Tensor | None, options: Options, out: Tensor) -> Tensor:
-    """A of a panel, times its rows' weights, in h's dtype. h: [n, M]; scale: [n]; out: [n, N]."""
-    activation = find_activation(options.activation, options.gate)
-    if not panel_work.gated(out, h, scale, activation, options.gate):
-        a = activate(h.to(accumulate_dtype(h.dtype)), activation, options.gate)
-        out.copy_(a if scale is None else a.mul_(scale[:, None]))
-    return out
-
-
-def gated_backward(grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Options, scratch: Scratch,
-                   dot: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(A times its weight [n, N], dH [n, M]), in h's dtype, from dA before the weight; dot [n] becomes <dA, A>."""
-    activation = find_activation(options.activation, options.gate)
-    a, grad_h = scratch.take("a", *grad_a.shape), scratch.take("grad_h", *h.shape)
-    if not panel_work.gated_backward(grad_h, a, dot, grad_a, h, scale, activation, options.gate):
-        exact = accumulate_dtype(h.dtype)
-        grad_a = grad_a.to(exact)
-        value, slope = activate_backward(
-            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate)
-        if dot is not None:
-            torch.linalg.vecdot(grad_a, value, out=dot)
-        a.copy_(value if scale is None else value.mul_(scale[:, None]))
-        grad_h.copy_(slope)
-    return a, grad_h
 
 
 def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None,
@@ -195,7 +169,8 @@ def backward_into(
         grad_a = multiply(grad_y, operands.down, panel, scratch.take("grad_a", count, narrow),
                           options.format("grad_act"))
         grad_s = None if grad_s_S is None else grad_s_S[start:stop]
-        scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
+        scaled_a, grad_h = scratch.take("a", *grad_a.shape), scratch.take("grad_h", *h.shape)
+        gated_backward(grad_a, h, scale, options, scaled_a, grad_h, grad_s)
         del h, grad_a
         if grad_s is not None:
             for block in operands.down_bias:

@@ -155,6 +155,27 @@ static inline float exponential(float x)
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
+/* The error function within two units in the last place: polynomials (N. Juffa's), of x near 0 and in the exponent
+   beyond. */
+static inline float error_function(float x)
+{
+    float t = x < 0.0f ? -x : x, s = x * x;
+    float far = 3.83197126e-4f - 1.72853470e-5f * t;
+    far = far * s + (2.42546219e-2f - 3.88396438e-3f * t);
+    far = far * t - 1.06777877e-1f;
+    far = far * t - 6.34846687e-1f;
+    far = far * t - 1.28717512e-1f;
+    far = 1.0f - exponential(far * t - t);
+    float near = 4.99119423e-3f - 5.96761703e-4f * s;
+    near = near * s - 2.67681349e-2f;
+    near = near * s + 1.12819925e-1f;
+    near = near * s - 3.76125336e-1f;
+    near = near * s + 1.28379166e-1f;
+    return t > 0.921875f ? (x < 0.0f ? -far : far) : near * x + x;
+}
+
+#define ROOT_HALF 0.70710678118654752f
+#define NORMAL_PEAK 0.39894228040143268f /* 1 / sqrt(2 pi) */
 #define GELU_SCALE 1.5957691216057308f /* 2 sqrt(2/pi): 1 + tanh(y) = 2 sigmoid(2y) */
 #define GELU_CUBE 0.044715f
 
@@ -173,6 +194,10 @@ static INLINED float activate(float x, Activation activation, float *slope)
     case GELU_TANH:
         s = sigmoid(GELU_SCALE * (x + GELU_CUBE * x * x * x));
         *slope = s + x * s * (1.0f - s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
+        return x * s;
+    case GELU:
+        s = 0.5f * (1.0f + error_function(x * ROOT_HALF));
+        *slope = s + x * NORMAL_PEAK * exponential(-0.5f * x * x);
         return x * s;
     case RELU:
         *slope = x <= 0.0f ? 0.0f : 1.0f;
@@ -200,6 +225,7 @@ static INLINED float activate(float x, Activation activation, float *slope)
     case RELU: LOOP(RELU);                \
     case RELU2: LOOP(RELU2);              \
     case SIGMOID: LOOP(SIGMOID);          \
+    case GELU: LOOP(GELU);                \
     default: LOOP(IDENTITY);              \
     }
 

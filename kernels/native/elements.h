@@ -26,8 +26,8 @@ typedef enum { FLOAT32, BFLOAT16, FLOAT16 } Dtype;
 
 static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
-/* The names of kernels/activations.py that are written here; gelu with erf is torch's. */
-typedef enum { SILU, GELU_TANH, RELU, RELU2, SIGMOID, IDENTITY, ACTIVATIONS } Activation;
+/* The names of kernels/activations.py. */
+typedef enum { SILU, GELU_TANH, RELU, RELU2, SIGMOID, IDENTITY, GELU, ACTIVATIONS } Activation;
 
 /* to[i] = from[first + i * stride], and back. Storing rounds to nearest, ties to even. stride is 1 or 2. */
 void elements_load(float *to, const void *from, Dtype dtype, long first, int stride, int count);

@@ -2,7 +2,7 @@
 experts of a panel that calls torch's products, a whole layer, and the order of slots.
 
 Each function returns False (sort_rows: None), having done nothing, where C does not do it: the extension is not
-built, the dtype is float64, the activation is an expression or a gelu with erf, or memory is not laid out row after
+built, the dtype is float64, the activation is an expression, or memory is not laid out row after
 row. The caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does
 in up to eight, with 16 bits widened in registers instead of in memory.
 """
@@ -27,7 +27,7 @@ except ImportError:  # a checkout that was not built: torch's operators do all o
 
 # The numbers that elements.h and rows.c give them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5, "gelu": 6}
 GATES = {"concat": 0, "interleaved": 1, "none": 2}
 NEVER, ALWAYS, LATER = range(3)  # whether a product is added; LATER: unless no earlier panel has the expert
 

@@ -285,8 +285,11 @@ class Blocks(Builder):
         def made(target: Any, args: tuple, value: Any) -> fx.Node:
             return put_before(first, target, args, first, value)
 
-        if whole is not None:
+        if whole is not None and len(shape_of(whole) or ()) == 2:
             x, total = whole, (shape_of(whole) or (total,))[0]
+        elif whole is not None:
+            joined = like(example, (total, *example.shape[1:]), example.dtype)
+            x = made(torch.reshape, (whole, (-1, example.shape[1])), joined)
         else:
             x = made(join_blocks, tuple(self.rows), like(example, (total, *example.shape[1:]), example.dtype))
         index = made(block_experts, tuple(self.rows), like(example, (total,), torch.int64))
@@ -370,16 +373,27 @@ def same_lookup(a: fx.Node, b: fx.Node) -> bool:
 
 
 def whole_split(rows: list[fx.Node]) -> fx.Node | None:
-    """The tensor whose pieces, all of them and in order, the rows are: ``x.split(sizes)``."""
-    calls = [read_call(node) for node in rows]
+    """The tensor whose pieces along its first axis, all of them and in order, the rows are, each as a matrix or as it
+    is: ``x.split(sizes)``, ``for rows in x``."""
+    pieces = [piece_of(node) for node in rows]
+    calls = [read_call(node) for node in pieces]
     if any(call is None or call.name != "getitem" or call["index"] != i for i, call in enumerate(calls)):
         return None
     inputs = {call["input"] for call in calls if call is not None}
     made = read_call(inputs.pop()) if len(inputs) == 1 else None
-    if made is None or made.name != "split" or made["dim"] != 0 or not isinstance(made["input"], fx.Node):
+    if made is None or made.name not in ("split", "chunk", "unbind") or made["dim"] != 0:
         return None
-    pieces = value_of(made.node)  # (the sizes may be one number)
-    return made["input"] if isinstance(pieces, tuple | list) and len(pieces) == len(rows) else None
+    every, whole = value_of(made.node), made["input"]  # (the sizes may be one number)
+    there = isinstance(every, tuple | list) and len(every) == len(rows) and isinstance(whole, fx.Node)
+    return whole if there else None
+
+
+def piece_of(rows: fx.Node) -> fx.Node:
+    """What rows are a matrix of, if they are viewed so."""
+    call = read_call(rows)
+    source = call["input"] if call is not None and call.name == "reshape" else None
+    same = isinstance(source, fx.Node) and same_size((shape_of(source) or (0,))[-1], (shape_of(rows) or (1,))[-1])
+    return source if isinstance(source, fx.Node) and same else rows
 
 
 def build_blocks(

@@ -95,9 +95,6 @@ def block_offsets(*rows: torch.Tensor) -> torch.Tensor:
 
 
 def blocks_apart(joined: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The blocks of ``joined`` [S, D], of as many rows as ``rows`` have: views."""
-    parts, start = [], 0
-    for block in rows:
-        parts.append(joined.narrow(0, start, len(block)))
-        start += len(block)
-    return tuple(parts)
+    """The blocks of ``joined`` [S, D], which nobody else reads, of as many rows as ``rows`` have. Their gradients
+    become one, a copy of each: of what they are views of, each would make one of the whole size."""
+    return tuple(torch.unsafe_split_with_sizes(joined, [len(block) for block in rows]))

@@ -13,16 +13,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.kernels import experts
-from moebius.kernels.separate_weights import experts_apart, refuse_other_data
+from moebius.kernels import equal_blocks, experts
+from moebius.kernels.contract import Options
+from moebius.kernels.equal_blocks import experts_in_blocks, layout_of
+from moebius.kernels.separate_weights import Block, experts_apart, refuse_other_data
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.sorting import project
 from moebius.lowering.experts.stacking import stack_experts
+from moebius.lowering.experts.views import seen_as
 from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.operators import read_call
+from moebius.lowering.roofline.slots import RECORDER
 from moebius.lowering.step.checkpoint import is_marked
 from moebius.lowering.torch_private import default_saved_tensors_hooks, version_of
+from moebius.lowering.values import tensor_of
 
 CONTRACT = Contract(
     name="weight concat",
@@ -50,21 +56,28 @@ def join_again(work: Work) -> None:
     storage = Storage(graph) if nodes else None
     for node in nodes:
         assert storage is not None
+        parts = on_cpu(node.args[0]) and not RECORDER.on  # (which counts slots at the operator)
         given: dict[int | str, Any] = {1: node.args[1], 2: node.args[2]}
         given.update({name: node.kwargs.get(name) for name in WEIGHTS})
         blocks: dict[Any, Any] = {}
         indices: list[Any] = []
         for place, weight in given.items():
-            found = blocks_of(weight, storage, indices) if is_joined(weight) else None
+            apart = is_joined(weight) or (parts and is_turned(weight))
+            found = blocks_of(weight, storage, indices) if apart else None
             if found is not None:
                 blocks[place] = found
-        if not blocks or len(set(indices)) > 1:
+        equal = experts_in_order(node) if parts else None
+        if not (blocks or equal) or len(set(indices)) > 1:
             continue
         node.target = experts_of_parts
         node.args = tuple(blocks.get(i, argument) for i, argument in enumerate(node.args))
         node.kwargs = {name: blocks.get(name, argument) for name, argument in node.kwargs.items()}
         if indices and indices[0] is not None:
             node.kwargs = {**node.kwargs, "hit": indices[0]}
+        elif equal:
+            work.loose.append(node.args[3])
+            node.args = (*node.args[:3], None, *node.args[4:])
+            node.kwargs = {**node.kwargs, "equal": equal}
         work.loose += [weight for place, weight in given.items() if place in blocks]
     for node in graph.find_nodes(op="call_function", target=project):
         storage = storage or Storage(graph)
@@ -95,6 +108,34 @@ def is_joined(weight: Any) -> bool:
     return isinstance(weight, fx.Node) and (weight.target is stack_experts or bool(weight.meta.get(JOINED)))
 
 
+def is_turned(weight: Any) -> bool:
+    """Whether it lies the other way round than the operator takes it. (Its gradient is then written as it lies: one
+    that autograd turns is copied.)"""
+    return isinstance(weight, fx.Node) and weight.target is torch.transpose
+
+
+def experts_in_order(node: fx.Node) -> int | None:
+    """How many experts there are, where the operator's rows lie expert after expert, as many for each, with one slot
+    and no weight."""
+    column = read_call(node.args[3])
+    if node.args[4] is not None or column is None or column.name != "unsqueeze":
+        return None
+    flat = read_call(column["input"])
+    if flat is None or flat.name != "reshape":
+        return None
+    numbers, axes, _ = seen_as(flat["input"])
+    made = read_call(numbers)
+    if made is None or made.name != "arange" or axes[:1] != (0,) or any(axis is not None for axis in axes[1:]):
+        return None
+    bounds = made["bounds"]
+    return bounds[0] if len(bounds) == 1 and type(bounds[0]) is int else None
+
+
+def on_cpu(node: Any) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.device.type == "cpu"
+
+
 def blocks_of(node: fx.Node, storage: Storage, indices: list[Any]) -> Any:
     """The blocks of rows (kernels.separate_weights.Block) that a weight was joined of: views of the graph's inputs,
     which are there in backward too; or None. indices: here go the routing indices that say which experts get
@@ -118,30 +159,41 @@ def blocks_of(node: fx.Node, storage: Storage, indices: list[Any]) -> Any:
 
 
 def experts_of_parts(
-    x: torch.Tensor, gate_up: Any, down: Any, index: torch.Tensor, weight: torch.Tensor | None, activation: str, *,
-    gate: str, gate_up_bias: Any, down_bias: Any, save: str = "default", precision: str = "",
-    hit: torch.Tensor | None = None,
+    x: torch.Tensor, gate_up: Any, down: Any, index: torch.Tensor | None, weight: torch.Tensor | None,
+    activation: str, *, gate: str, gate_up_bias: Any, down_bias: Any, save: str = "default", precision: str = "",
+    hit: torch.Tensor | None = None, equal: int = 0,
 ) -> Any:
     """``experts(…)`` whose weights may each be a tensor or blocks of rows (kernels.separate_weights.Block), joined as
-    its contract wants them. hit: as in :func:`stack_experts`.
+    its contract wants them. hit: as in :func:`stack_experts`. equal: of how many experts the rows are, expert after
+    expert, as many for each; there is no index then.
 
     Backward raises RuntimeError where a part was changed in place since, as it does for every tensor that is kept.
     """
     named = {"gate": gate, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    if takes_parts(x, save, precision):
+    takes = takes_parts(x, save, precision)
+    if index is None:
+        asked = Options(activation, gate, save)
+        weights = [as_blocks(each) for each in (gate_up, down, gate_up_bias, down_bias)]
+        found = layout_of(weights[0], weights[1], weights[2], weights[3], gate) if takes else None
+        if found is not None and equal_blocks.takes(x, found[0], asked):
+            return experts_in_blocks(x, *found, equal, asked)
+        index = torch.arange(equal, device=x.device).repeat_interleave(len(x) // equal)[:, None]
+    if takes:
         return experts_apart(x, gate_up, down, index, weight, activation, **named, save=save, hit=hit)
     known: dict[int, Any] = {}
 
     def joined(weight: Any) -> Any:
         if weight is None or isinstance(weight, torch.Tensor):
             return weight
+        if len(weight) == 1 and isinstance(weight[0][1], torch.Tensor):  # nothing is joined
+            return join(weight)
         made = join(weight, hit)
         known[made.untyped_storage().data_ptr()] = weight
         return made
 
     args = (x, joined(gate_up), joined(down), index, weight, activation)
     options = {**named, "gate_up_bias": joined(gate_up_bias), "down_bias": joined(down_bias), "save": save}
-    if not torch.is_grad_enabled():
+    if not known or not torch.is_grad_enabled():
         return experts(*args, **options, precision=precision)
     outer = default_saved_tensors_hooks()  # of an activation checkpoint around this step, for one
     keep, give = outer if outer is not None else (same, same)
@@ -163,6 +215,10 @@ def experts_of_parts(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return experts(*args, **options, precision=precision)
+
+
+def as_blocks(weight: Any) -> Any:
+    return (Block(False, weight),) if isinstance(weight, torch.Tensor) else weight and [Block(*each) for each in weight]
 
 
 def takes_parts(x: torch.Tensor, save: str, precision: str) -> bool:

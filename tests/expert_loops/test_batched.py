@@ -4,18 +4,20 @@ only looks like them stays as it was written, and the report says at which line 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 
 import pytest
 import torch
 from module_spellings import MODULES
 from spellings import SPELLINGS
 from table import Runner
-from torch.nn.functional import silu
+from torch.nn.functional import one_hot, silu
+from torch.profiler import ProfilerActivity, profile
 
 import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import rewrite
+from moebius.lowering.experts import rewrite, weight_concat
 from moebius.lowering.experts.batched_iterations import Batched
 
 E, T, K, D, N = 4, 4, 2, 6, 5  # as many tokens as experts: axes cannot be told apart by their sizes
@@ -404,3 +406,69 @@ def test_the_iterations_of_a_lowered_loop_are_no_products_of_all_experts():
     torch.testing.assert_close(captured(x, *weights), iterations(x, *weights))
     (region,) = report_of(captured_of(captured)).expert_regions
     assert "batched" not in region.idiom
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How they run
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def dispatched(x, router, w1, w3, w2):
+    """GShard's buffers [E, C, D]."""
+    weight, index = route(x, router)
+    slots = one_hot(index, E).to(x.dtype)
+    place = (slots.flatten(0, 1).cumsum(0).view_as(slots) - 1).long().clamp(0, C - 1)
+    mask = slots[..., None] * one_hot(place, C).to(x.dtype)
+    rows = torch.einsum("tkec,td->ecd", mask, x)
+    h = silu(torch.einsum("ecd,edn->ecn", rows, w1)) * torch.einsum("ecd,edn->ecn", rows, w3)
+    return torch.einsum("tkec,tk,ecd->td", mask, weight, torch.einsum("ecn,end->ecd", h, w2))
+
+
+def bmm_over_buffers(x, router, w1, w3, w2):
+    rows = torch.einsum("te,td->etd", (x @ router.T).softmax(-1), x)
+    return torch.bmm(silu(torch.bmm(rows, w1)) * torch.bmm(rows, w3), w2).sum(0)
+
+
+C = 3
+
+
+def operators_of(layer) -> Counter:
+    """Which operators a captured call and its backward run."""
+    moebius.reset()
+    captured = capture(layer)
+    torch.manual_seed(0)
+    made = [torch.randn(s, requires_grad=True) for s in ((T, D), (E, D), (E, D, N), (E, D, N), (E, N, D))]
+    captured(*made).sum().backward()
+    for leaf in made:
+        leaf.grad = None
+    assert [region.lowered for region in report_of(captured_of(captured)).expert_regions] == [True]
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        captured(*made).sum().backward()
+    return Counter({event.key: event.count for event in found.key_averages()})
+
+
+@pytest.mark.parametrize("layer", [dispatched, bmm_over_buffers], ids=lambda f: f.__name__)
+def test_rows_in_equal_blocks_run_as_batched_products(layer, monkeypatch):
+    """Nothing is gathered or sorted, nor added up by token, and each product is one for all experts."""
+    products = ("aten::bmm", "aten::baddbmm_")
+    count = operators_of(layer)
+    others = ("sort", "index_add", "SeparateExperts", "moebius::experts")
+    assert not any(name in key for key in count for name in others)
+    monkeypatch.setattr(weight_concat, "experts_in_order", lambda node: None)
+    without = operators_of(layer)
+    assert sum(count[name] - without[name] for name in products) == 3 + 3 * 2  # gate, up and down: forward, backward
+    assert any("SeparateExperts" in key for key in without)
+
+
+def test_weights_that_lie_the_other_way_are_not_turned_in_backward(monkeypatch):
+    """The gradient of w1 [E, D, N] is written as w1 lies, where it would be turned, and copied."""
+
+    def layer(x, router, w1, w3, w2):
+        return ((silu(x @ w1) @ w2) * (x @ router.T).softmax(-1).T[..., None]).sum(0) + w3.sum()
+
+    def copies() -> int:
+        return operators_of(layer)["aten::copy_"]
+
+    fewer = copies()
+    monkeypatch.setattr(weight_concat, "is_turned", lambda weight: False)
+    assert copies() > fewer

@@ -1,0 +1,176 @@
+"""Experts on a CPU whose rows lie where they are needed: expert after expert, as many rows for each.
+
+So people write experts in batches: rows dispatched to a buffer [E, C, D], one product for all experts. Nothing is
+gathered or added up by token then, and one batched product does what the CPU form does expert by expert: with few rows
+an expert, that is the faster. Kept are x and H, as the operator keeps them; A is computed again in backward.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebius.kernels import by_expert, twice
+from moebius.kernels.activations import activate_halves, backward_halves, find_activation, split_gate
+from moebius.kernels.contract import Options
+from moebius.kernels.experts_op import as_they_are
+from moebius.kernels.gating import gated, gated_backward
+from moebius.kernels.panels import PANEL_ROWS
+from moebius.kernels.separate_weights import Block, release
+
+DTYPES = (torch.float32, torch.float64)  # 16 bits are multiplied in float32 elsewhere (widening.py)
+
+
+class Layout(NamedTuple):
+    """Of the leaves: gate_up's blocks, down, gate_up's biases (none, or as many), down's bias or none. turned: for each
+    weight whether its last two axes lie the other way round than in F.linear."""
+
+    turned: tuple[bool, ...]
+    biased_up: bool
+    biased_down: bool
+
+    @property
+    def ups(self) -> int:
+        return len(self.turned) - 1
+
+    def matrices(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """[E, in, out] of each weight."""
+        return [w if turned else w.mT for w, turned in zip(leaves, self.turned, strict=False)]
+
+    def biases(self, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+        """[E, 1, out] of each weight, or None."""
+        rest = [bias[:, None] for bias in leaves[len(self.turned) :]]
+        ups: list[Tensor | None] = list(rest[: self.ups]) if self.biased_up else [None] * self.ups
+        return [*ups, rest[-1] if self.biased_down else None]
+
+
+def layout_of(gate_up: Sequence[Block], down: Sequence[Block], gate_up_bias: Sequence[Block] | None,
+              down_bias: Sequence[Block] | None, gate: str) -> tuple[Layout, list[Tensor]] | None:
+    """(the layout, the leaves) of such blocks of weights; None where an expert has a tensor of its own, or where blocks
+    are cut otherwise than into gate and up."""
+    up_bias, bias = gate_up_bias or (), down_bias or ()
+    leaves = [block.parts for block in (*gate_up, *down, *up_bias, *bias)]
+    if len(down) != 1 or len(bias) > 1 or len(up_bias) not in (0, len(gate_up)):
+        return None
+    if len(gate_up) > 1 and (len(gate_up) > 2 or gate != "concat"):
+        return None
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if len(found) != len(leaves):
+        return None
+    turned = tuple(block.turned for block in (*gate_up, *down))
+    if len(gate_up) == 2 and found[0].shape[1 + turned[0]] != found[1].shape[1 + turned[1]]:
+        return None
+    return Layout(turned, bool(up_bias), bool(bias)), found
+
+
+def takes(x_SD: Tensor, layout: Layout, options: Options) -> bool:
+    """Whether this form is the faster one: not where C does all of a larger call at once."""
+    if x_SD.device.type != "cpu" or x_SD.dtype not in DTYPES or options.save != "default":
+        return False
+    biased = layout.biased_up or layout.biased_down
+    return len(x_SD) <= PANEL_ROWS or biased or not by_expert.knows(x_SD.dtype, options)
+
+
+def experts_in_blocks(x_SD: Tensor, layout: Layout, leaves: Sequence[Tensor], experts: int, options: Options) -> Tensor:
+    """[S, D]: expert e on the rows ``e · S/E : (e + 1) · S/E``. leaves: as the layout has them, x's dtype."""
+    return EqualBlocks.apply(layout, options, experts, x_SD, *leaves)
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    return torch.bmm(left, right, out=out) if bias is None else torch.baddbmm(bias, left, right, out=out)
+
+
+def outer(left: Tensor, right: Tensor, turned: bool) -> Tensor:
+    """The gradient of a weight whose product was of rows ``right`` and gave ``left``, laid out as the weight is."""
+    return torch.bmm(right.mT, left) if turned else torch.bmm(left.mT, right)
+
+
+def halves(h: Sequence[Tensor], options: Options) -> tuple[Tensor, Tensor | None]:
+    """Gate and up."""
+    return (h[0], h[1]) if len(h) > 1 else split_gate(h[0], options.gate)
+
+
+def activated(h: Sequence[Tensor], options: Options, width: int) -> Tensor:
+    """A [E, C, N]. width: N."""
+    if len(h) > 1:
+        return activate_halves(*halves(h, options), find_activation(options.activation, options.gate))
+    rows = h[0].flatten(0, 1)
+    return gated(rows, None, options, rows.new_empty(len(rows), width)).view(*h[0].shape[:2], width)
+
+
+def activated_backward(grad_a: Tensor, h: Sequence[Tensor], options: Options) -> tuple[Tensor, list[Tensor]]:
+    """(A, dH in H's blocks)."""
+    slopes = [torch.empty_like(block) for block in h]
+    if len(h) > 1:
+        activation = find_activation(options.activation, options.gate)
+        return backward_halves(grad_a, h[0], h[1], activation, slopes[0], slopes[1]), slopes
+    a = torch.empty_like(grad_a)
+    gated_backward(grad_a.flatten(0, 1), h[0].flatten(0, 1), None, options, a.flatten(0, 1), slopes[0].flatten(0, 1),
+                   None)
+    return a, slopes
+
+
+class EqualBlocks(torch.autograd.Function):
+    """Keeps x, H and the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, options: Options, experts: int, x_SD: Tensor, *leaves: Tensor) -> Tensor:
+        x = x_SD.reshape(experts, -1, x_SD.shape[1])
+        *ups, down = layout.matrices(leaves)
+        *up_biases, bias = layout.biases(leaves)
+        h = [product(x, up, each) for up, each in zip(ups, up_biases, strict=True)]
+        kept = h if any(ctx.needs_input_grad) else ()
+        ctx.save_for_backward(x_SD, *kept, *as_they_are(leaves), *leaves)
+        ctx.set_materialize_grads(False)
+        ctx.layout, ctx.options, ctx.experts = layout, options, experts
+        out_SD = x_SD.new_empty(x_SD.shape)  # (a view of a product could not be written into)
+        product(activated(h, options, down.shape[1]), down, bias, out=out_SD.view(x.shape))
+        return out_SD
+
+    @staticmethod
+    def backward(ctx: Any, grad_SD: Tensor | None) -> Any:
+        needs_x, *needs = ctx.needs_input_grad[3:]
+        layout, options, experts = ctx.layout, ctx.options, ctx.experts
+        if grad_SD is None:
+            return (None,) * (4 + len(needs))
+        x_SD, *saved = ctx.saved_tensors
+        h, leaves = saved[: layout.ups], saved[layout.ups : layout.ups + len(needs)]
+        if torch.is_grad_enabled():  # create_graph=True
+            found = twice.gradients(partial(in_torch, layout, options, experts), grad_SD,
+                                    (x_SD, *saved[layout.ups + len(needs) :]), (x_SD, *leaves), [needs_x, *needs])
+            return None, None, None, *found
+        release(ctx)
+        del saved
+        x = x_SD.reshape(experts, -1, x_SD.shape[1])
+        grad = by_expert.rowwise(grad_SD).reshape(x.shape)
+        *ups, down = layout.matrices(leaves)
+        a, slopes = activated_backward(torch.bmm(grad, down.mT), h, options)
+        del h
+        at = len(ups)
+        grad_down = outer(grad, a, layout.turned[at]) if needs[at] else None
+        del a
+        grad_x = None
+        if needs_x:
+            grad_x = torch.bmm(slopes[0], ups[0].mT)
+            for slope, up in zip(slopes[1:], ups[1:], strict=True):
+                grad_x.baddbmm_(slope, up.mT)
+            grad_x = grad_x.view(x_SD.shape)
+        grad_ups = [outer(slope, x, turned) if need else None
+                    for slope, turned, need in zip(slopes, layout.turned, needs, strict=False)]
+        pairs = zip(needs[at + 1 :], (slopes if layout.biased_up else []) + [grad], strict=False)
+        sums = [rows.sum(1) if need else None for need, rows in pairs]
+        return None, None, None, grad_x, *grad_ups, grad_down, *sums
+
+
+def in_torch(layout: Layout, options: Options, experts: int, inputs: Sequence[Tensor]) -> Tensor:
+    """The same in operators that autograd knows. inputs: x and the leaves."""
+    x_SD, *leaves = inputs
+    x = x_SD.reshape(experts, -1, x_SD.shape[1])
+    *ups, down = layout.matrices(leaves)
+    *up_biases, bias = layout.biases(leaves)
+    h = [product(x, up, each) for up, each in zip(ups, up_biases, strict=True)]
+    a = activate_halves(*halves(h, options), find_activation(options.activation, options.gate))
+    return product(a, down, bias).view(x_SD.shape)
