@@ -124,6 +124,8 @@ class LoweringOptions:
     """What the user asked of lowering: the options of ``capture`` that reach down here.
 
     whole_step: whether a foreign backend gets backward and what follows it too, as one graph.
+    partial: the function of which the graph is a part that this rank's data chose; with a mesh, other ranks may run
+    another part of it.
     precision, save: of every layer of experts, as ``moebius.kernels.experts`` takes them.
     """
 
@@ -133,6 +135,7 @@ class LoweringOptions:
     precision: Any = None
     save: str = "default"
     whole_step: bool = False
+    partial: str = ""
 
 
 class LayerCall:

@@ -22,5 +22,5 @@ def place_experts(work: Work) -> None:
     work.gm = distribution.place(work.gm, work.options)
     ranks = work.gm.meta["plan"].ranks
     for region in work.regions:
-        if region.lowered and ranks > 1:
+        if region.lowered and ranks > 1 and (region.file, region.line) not in work.gm.meta["chosen"]:
             region.kernel = f"{region.kernel}, expert parallel over {ranks} ranks"

@@ -429,7 +429,7 @@ class Captured:
         if depth >= MAX_CONTINUATIONS:
             return left_first(self.settled(as_python(function, beginning)[0]))
         continuation = Captured(function, self.options, parent=self, beginning=beginning)
-        continuation.assumptions.symbolic_places |= varying
+        continuation.assumptions.go_on(varying, beginning.on_data)
         known = self.continuations.setdefault(code, [])
         known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(continuation)]
         return later(continuation.entry)

@@ -89,10 +89,11 @@ def slot_of(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a continuation begins in the user's code."""
+    """Where a continuation begins in the user's code. on_data: behind what asked for a tensor's value."""
 
     code: types.CodeType
     state: State
+    on_data: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_range_for_size
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -54,6 +55,11 @@ SQUEEZES = frozenset(
     for packet in (torch.ops.aten.squeeze, torch.ops.aten.squeeze_)
     for kind in ("default", "dim", "dims")
 )
+# What counts values of a kind, and where fakes remember how many there are.
+COUNTED = {
+    torch.ops.aten.nonzero.default: "nonzero_memo", torch.ops.aten._unique2.default: "unique_memo",
+    torch.ops.aten.unique_consecutive.default: "unique_consecutive_memo",
+}
 IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
 SHORTER = (torch.float32, torch.float16)
 PADDED = 8  # a result whose width is a multiple of it is dense in every type
@@ -99,6 +105,7 @@ class Fakes(FakeTensorMode):
         self.writes: Counter[int] = Counter()  # by storage
         self.written: list[torch.Tensor] = []  # (kept: a storage that is freed leaves its number to another)
         self.ran = 0  # operators
+        self.counts_nothing = False  # whether no count of values is known
         # by id: what was squeezed along an axis of which only the running step knows whether it has size 1, and what
         # is made of it: it may have an axis less than its fake
         self.rank_in_doubt: dict[int, torch.Tensor] = {}
@@ -108,10 +115,19 @@ class Fakes(FakeTensorMode):
         self.ran += 1
         doubtful = func in SQUEEZES and ask_of_ones(*args)
         given = tree_leaves((args, kwargs)) if doubtful or self.rank_in_doubt else ()
+        if self.counts_nothing and (memo := COUNTED.get(func)) and getattr(args[0], memo) is None:
+            self.leave_open(args[0], memo)
         result = self.run(func, types, args, kwargs)
         if doubtful or any(id(value) in self.rank_in_doubt for value in given):
             self.doubt_ranks(given, result)
         return result
+
+    def leave_open(self, counted: Any, memo: str) -> None:
+        """Let how many values there are of a kind be any number, where it would be between 0 and how many there are."""
+        assert self.shape_env is not None
+        number = self.shape_env.create_unbacked_symint()
+        constrain_range_for_size(number)
+        setattr(counted, memo, number)
 
     def doubt_ranks(self, given: Iterable[Any], result: Any) -> None:
         known = {id(value) for value in given}  # (what is written into keeps its axes)
@@ -189,10 +205,13 @@ def nowhere() -> None:
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
-    def __init__(self, ours: bool = True, where: Callable[[], Any] = lambda: None, thin: bool = False) -> None:
+    def __init__(
+        self, ours: bool = True, where: Callable[[], Any] = lambda: None, thin: bool = False, on_a_mesh: bool = False
+    ) -> None:
         """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own. where:
         the user's line that runs now. thin: whether sizes that vary are 1 as well: then nothing is taken of them that
-        is otherwise for 1, but under a guard."""
+        is otherwise for 1, but under a guard. on_a_mesh: whether the same program counts values elsewhere, too: then
+        no count is known, by the size of what is counted here."""
         self.thin = thin
         self.ones: set[str] = set()  # the inputs of which such a size is 1 in this call
         # duck_shape off: two sizes that are equal today are still two sizes.
@@ -201,6 +220,7 @@ class FakeWorld:
         )
         self.relations = self.shape_env.guards = Relations(where)
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
+        self.mode.counts_nothing = on_a_mesh
         self.known = KnownResults(lambda meta, device: FakeTensor(self.mode, meta, device), self.mode.note_write)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours

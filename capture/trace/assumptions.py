@@ -67,6 +67,7 @@ class Assumptions:
     natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads
         (and what a step reads, its continuation may change).
     continues: whether it is what follows a graph break: numpy code in a row belongs to that (``codegen.stretches``).
+    follows_data: whether the break, or one before it, asked for the value of a tensor.
     strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
@@ -111,6 +112,7 @@ class Assumptions:
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+    follows_data: bool = False
 
     def of_code(self, code: types.CodeType) -> dict[str, tuple[str, str]]:
         """What varies in the calls of a function that will be captured below."""
@@ -122,14 +124,19 @@ class Assumptions:
     @property
     def recomputes(self) -> bool:
         """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""
-        options = self.options
-        return self.whole_step or (options is not None and options.mesh is not None and options.backend in OWN)
+        return self.whole_step or (self.on_a_mesh and self.runs_here)
+
+    @property
+    def on_a_mesh(self) -> bool:
+        """Whether other ranks run the same program, on other data: each has to break where the others do, whatever
+        the size of its own batch says of a branch on data."""
+        return self.options is not None and self.options.mesh is not None
 
     @property
     def branches(self) -> bool:
         """Whether loops over ranges of experts, and branches on data, may be in the graph: with a mesh a rank whose
         batch leaves out what others do would miss their exchange."""
-        return self.whole_step and (self.options is None or self.options.mesh is None)
+        return self.whole_step and not self.on_a_mesh
 
     @property
     def takes_ones(self) -> bool:
@@ -170,6 +177,11 @@ class Assumptions:
         self.together |= above.together
         self.split |= above.split
         self.below, self.unpredictable = above.below, above.unpredictable
+
+    def go_on(self, varying: set[str], on_data: bool) -> None:
+        """What is known of a continuation as it is made. varying: places with numbers that the graph has computed."""
+        self.symbolic_places |= varying
+        self.follows_data = on_data
 
     def open_places(self) -> OpenPlaces:
         """Places of numbers and texts that are no constants."""

@@ -46,7 +46,7 @@ from ..values.numbers import READINGS, Number
 from ..values.values import Break, CannotRebuild, TensorProxy
 from .blockers import name_blockers
 from .failures import FailureHandler
-from .trace import Trace
+from .trace import ASK_NUMBERS, Trace
 
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
@@ -395,7 +395,8 @@ def make_graph(
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
         whole_step = options.backend not in OWN and attempt.assumptions.whole_step
-        wanted = replace(options.for_lowering(), whole_step=whole_step)
+        partial = captured.name if attempt.assumptions.follows_data else ""
+        wanted = replace(options.for_lowering(), whole_step=whole_step, partial=partial)
         began = time.perf_counter()
         lowered = lower(captured, wanted)
         by = "lowering" if options.backend in OWN else "backend"
@@ -428,7 +429,9 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
         raise CannotResume("it was not entered")
     going_on = Continuation(frame, attempt.domain.root_handled)
     open_places = passing(frame, attempt.objects)
-    resumes = [owner.make_resume(Beginning(frame.code, exit_), open_places) for exit_ in going_on.exits]
+    asked = attempt.graph_break is not None and attempt.graph_break.reason in ASK_NUMBERS
+    on_data = asked or attempt.assumptions.follows_data
+    resumes = [owner.make_resume(Beginning(frame.code, exit_, on_data), open_places) for exit_ in going_on.exits]
     native_code = skipped(going_on.native_code([unless_raised(resume, attempt.graph_break) for resume in resumes]))
     attempt.native = NativePart(native_code)
     run = over(native_code, attempt.request.function.__globals__, len(going_on.state.cells))

@@ -80,7 +80,8 @@ class Trace:
     ) -> None:
         self.request, self.assumptions = request, assumptions
         self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
-        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line, assumptions.takes_ones)
+        thin, on_a_mesh = assumptions.takes_ones, assumptions.on_a_mesh
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line, thin, on_a_mesh)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)

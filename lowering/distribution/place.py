@@ -2,9 +2,10 @@
 needs: a lowered graph, in which expert regions are calls of ``moebius.kernels.experts``; placeholders with
     ``meta["val"]``, and with ``meta["tensor"]`` (a weak reference to the real tensor) and ``meta["source"]`` where they
     are parameters.
-promises: the same results for this rank's own tokens, each such call done by the ranks that own the experts. A weight
-    that was placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other
-    weight is whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
+promises: the same results for this rank's own tokens, each such call done by the ranks that own the experts, but for
+    those that this rank's data chose (``options.partial``): no other rank need come to them, and each runs them alone.
+    A weight that was placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it;
+    any other weight is whole, and this rank's experts are taken from it. Changes the graph in place, and nothing else.
 """
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     plan = resolve_plan(options.plan, mesh)
     gm.meta["plan"] = plan
     axis = plan.axis_index(mesh)
-    regions = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
+    found = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
+    regions = [node for node in found if not _is_chosen(node, options.partial)]
+    gm.meta["chosen"] = {node.meta["where"][:2] for node in found if node not in regions}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             node.meta["placement"] = "shard→full" if isinstance(_real(node), Sharded) else "as is"
@@ -76,7 +79,8 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     for node in shares:
         node.args = (*node.args[:2], promised[node][1])
     for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
-        _ask_all_ranks(node, group_name)
+        if not options.partial:
+            _ask_all_ranks(node, group_name)
     for node, num_experts in experts_of.items():
         where = node.meta.get("where") or ("", 0)
         name = f"experts {_number_of(node)}, {os.path.basename(where[0])}:{where[1]}"
@@ -154,6 +158,18 @@ def plan_for(gm: fx.GraphModule, mesh: Any, plan: Any = "auto") -> Plan:
     for node in regions:
         _describe(node, chains, made)
     return made
+
+
+def _is_chosen(region: fx.Node, function: str) -> bool:
+    """Whether this rank's data chose what these experts are: they are of the part that the graph is of a function, as
+    where a loop over experts asks which have a token. (Modules are inside functions of their own.)"""
+    pending = [*_weights(region).values()]
+    seen = set(pending)
+    while function and pending and pending[-1].target is not stack_experts:
+        new = [item for item in pending.pop().all_input_nodes if item not in seen]
+        pending += new
+        seen.update(new)
+    return bool(function) and (bool(pending) or region.meta.get("where", ("", 0, ""))[2] == function)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ already, and has divided it (sharded.py); what remains are the axes with replica
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.program import same_program
+from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.sharded import Sharded, unscale_together, zeros_sharded
 from moebius.lowering.distribution.torch_private import (
     accumulates,
@@ -31,6 +33,7 @@ from moebius.lowering.distribution.torch_private import (
     backward_number,
     by_rank,
     fully_sharded,
+    surround_backward,
     tree_leaves,
     writes,
 )
@@ -115,7 +118,7 @@ class Reducer:
                     "call backward(), whose gradients are averaged over the ranks"
                 )
             self.running.add(number)
-            at_end_of_backward(functools.partial(self.finish, number))
+            at_end_of_backward(self.passed)
         self.touched.add(place)
         if (leaf := self.known[place].parameter()) is None:
             return None
@@ -130,9 +133,14 @@ class Reducer:
             self.average([mean], range(self.mesh.ndim))
         return mean
 
-    def finish(self, number: int) -> None:
-        """The end of a backward pass: average what it reached on any rank. Collective."""
-        self.running.discard(number)
+    def passed(self) -> None:
+        """The end of a backward pass that this waited for, and of those that were nested in it."""
+        if self.running:
+            self.finish()
+
+    def finish(self) -> None:
+        """The end of backward(): average what it reached on any rank. Collective."""
+        self.running.clear()
         touched, self.touched = self.touched, set()
         written, self.written = self.written, {}
         for place, one in enumerate(self.known):  # what was frozen when it was met, and is no more
@@ -233,6 +241,17 @@ class Reducer:
                 grad.copy_(mean.view_as(grad))
 
 
+@contextlib.contextmanager
+def to_its_end() -> Iterator[None]:
+    """Around each ``backward()``. In a captured call all ranks meet where it ends, those too whose batch had nothing
+    that leads to a parameter."""
+    before = {key: found.iteration for key, found in REDUCERS.items() if found.mesh == Call.mesh}
+    yield
+    for key, iteration in before.items():
+        if REDUCERS[key].iteration == iteration:
+            REDUCERS[key].finish()
+
+
 REDUCERS: dict[tuple[Any, int], Reducer] = {}
 MODULES: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that a mesh has met
 FSDP_MODULES: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # that a mesh has met
@@ -271,6 +290,8 @@ def average_gradients(
             "plan for tensor parallelism, or leave out mesh=... (then each rank runs all experts)"
         )
     buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
+    if not REDUCERS:
+        surround_backward(to_its_end)
     reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
     reducer.mesh = mesh
     mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
