@@ -209,7 +209,7 @@ class AutogradFunctions(SubgraphTracer):
         node, read = applied.node, applied.read
         if node is None or read is None:
             return
-        place = node.args[1]
+        place = cast(fx.Node, node.args[1])
         body = self.writer.submodules[str(place.target)]
         if ASKED in body.meta:  # it is that of a like call, too
             body = torch_private.uncompiled(body, copy.deepcopy(body.graph))

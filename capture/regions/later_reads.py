@@ -27,6 +27,7 @@ from ..guards.sources import Static, as_written, part_name
 from ..heap.heap import Event
 from ..heap.objects import SameItems
 from ..heap.records import contents_of, raw_dict
+from ..heap.tensor_attributes import SWITCHED
 from ..hook import ABSENT
 from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, TensorProxy
 
@@ -90,6 +91,7 @@ class LaterReads:
             "context": self.context,
             "value": self.kept_by_c,
             "tensor": self.of_tensor,
+            "meta": self.of_tensor,
             "function": self.function,
             "switch": self.switch,
             "answer": self.answer,
@@ -112,7 +114,7 @@ class LaterReads:
     def is_certain(self, value: Any) -> bool:
         """Whether the call's guards say that a place holds this: a constant, or one and the same object."""
         kind = type(value)
-        if kind in ATOMS:
+        if kind in ATOMS or value is ABSENT:
             return kind not in SYMBOLIC
         if issubclass(kind, tuple):
             return all(map(self.is_certain, value))
@@ -205,10 +207,11 @@ class LaterReads:
         self.holds(f"{record.source.name}.{name}", by_weak)
 
     def of_tensor(self, proxy: TensorProxy, name: str, value: Any) -> None:
-        """An attribute of a tensor's own that it has not. (One that it has is an entry of its ``__dict__``.)"""
-        real = proxy.real
-        if value is ABSENT and is_kind(real, torch.Tensor) and proxy.source is not None and proxy.source.static:
-            self.holds(f"{proxy.source.name}.{name}", functools.partial(has_not, weakref.ref(real), name))
+        """An attribute that the program has given to a tensor, or has not, and what a step may switch."""
+        real, source = proxy.real, proxy.source
+        if is_kind(real, torch.Tensor) and source is not None and source.static and self.is_certain(value):
+            now = functools.partial(attribute_of, name)
+            self.holds(f"{source.name}.{name}", functools.partial(same_in_slot, now, weakref.ref(real), value))
 
     def function(self, function: types.FunctionType, key: Any, code: Any) -> None:
         if (record := self.static(function)) is not None and id(function.__code__) not in self.met:
@@ -247,10 +250,6 @@ def is_still(held: Callable[[], Any], kind: type) -> bool:
     return (obj := held()) is None or type(obj) is kind
 
 
-def has_not(held: Callable[[], Any], name: str) -> bool:
-    return (obj := held()) is None or name not in (raw_dict(obj) or ())
-
-
 def same_in(ask: Callable[[], Any], then: Any) -> bool:
     """Whether it gives the same object, an equal constant or a tuple of such."""
     return is_same(ask(), then)
@@ -267,6 +266,12 @@ def is_same(now: Any, then: Any) -> bool:
 def same_in_slot(held: Callable[[Any], Any], obj: Callable[[], Any], then: Any) -> bool:
     owner = obj()
     return owner is None or same_in(functools.partial(held, owner), then)
+
+
+def attribute_of(name: str, tensor: torch.Tensor) -> Any:
+    if name in SWITCHED:
+        return getattr(tensor, name)
+    return (raw_dict(tensor) or {}).get(name, ABSENT)
 
 
 def slot_of(descriptor: Any, obj: Any) -> Any:

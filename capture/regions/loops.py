@@ -359,9 +359,7 @@ class Loops:
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""
-        if not self.tensors.branches or not on_values(frame.stack[-1]):
-            return
-        if (frame.code, frame.pc) in self.unrolled:
+        if not self.tensors.branches or not on_values(frame.stack[-1]) or (frame.code, frame.pc) in self.unrolled:
             return
         rows = branches.branch_at(frame)
         if rows is not None and rows.other is not None:

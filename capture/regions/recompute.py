@@ -27,6 +27,7 @@ from ..values.values import Body
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
+    from ..tensors.interfaces import StateRead
 
 AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it again by backward", "")
 
@@ -109,8 +110,9 @@ class Read:
 class ReadElsewhere:
     """The same in a module's call that was written again. counterpart: of an object, what stands for it there."""
 
-    def __init__(self, first: Read | ReadElsewhere, counterpart: Callable[[Any], Any]):
-        self.first, self.counterpart, self.heap = first, counterpart, first.heap
+    def __init__(self, first: StateRead, counterpart: Callable[[Any], Any]):
+        self.first, self.counterpart = first, counterpart
+        self.heap: Heap = first.heap
         self.end = self.heap.mark()
 
     @cached_property

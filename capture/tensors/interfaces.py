@@ -10,6 +10,7 @@ from torch import fx
 
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source
+from ..heap.heap import Heap
 from ..torch_facts.torch_fakes import FakeWorld
 from ..values.values import Operations, TensorProxy
 from .graphs import GraphWriter
@@ -40,7 +41,11 @@ Hooked = list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]  # a tensor, its
 class StateRead(Protocol):
     """What the code of a backward has read of older state (``regions.recompute.Read``): kind, owner, key and value."""
 
-    reads: list[tuple[str, Any, Any, Any]]
+    @property
+    def reads(self) -> list[tuple[str, Any, Any, Any]]: ...
+
+    @property
+    def heap(self) -> Heap: ...
 
     def is_unchanged(self) -> bool: ...
 

@@ -176,7 +176,8 @@ def outline(gm: fx.GraphModule) -> None:
         name = f"checkpoint_{count}"
         outline_call(gm, inside, begin, name, checkpointed, *options, last=end)
         if ASKED in begin.meta:
-            gm.get_submodule(name).meta[ASKED] = begin.meta[ASKED]
+            body = cast(fx.GraphModule, gm.get_submodule(name))
+            body.meta[ASKED] = begin.meta[ASKED]
 
 
 def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:

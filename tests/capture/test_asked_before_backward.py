@@ -6,8 +6,11 @@ plain Python's gradient comes from the new one.
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import types
+import weakref
 
 import pytest
 import torch
@@ -204,8 +207,37 @@ def test_training_between_is_no_change(way):
     assert got == want and stats(step).breaks == 0
 
 
-def test_the_question_is_shared_by_copies_of_a_graph():
-    import copy
+class LeadsBack(nn.Module):
+    """A module to which its parts lead back, by a hook and a list."""
 
+    def __init__(self):
+        super().__init__()
+        self.w, self.inner = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+        self.inner.register_forward_hook(self.hook)
+        self.inner.owner = [self]
+        self.state, self.read = State(), KINDS["method of a class"][0]
+
+    def hook(self, *_):
+        return None
+
+    def forward(self, x):
+        return Scaled.apply(checkpoint(self.inner, x * self.w, use_reentrant=False), self)
+
+
+def test_the_guards_for_backward_keep_no_model_alive():
+    step = capture(lambda model, x: model(x), backend="eager")
+    model = LeadsBack()
+    for _ in range(2):
+        step(model, torch.rand(2, 3)).sum().backward()
+    assert stats(step).breaks == 0
+    held = weakref.ref(model)
+    del model
+    gc.unfreeze()
+    gc.collect()
+    gc.collect()
+    assert held() is None
+
+
+def test_the_question_is_shared_by_copies_of_a_graph():
     asked = AskedLater("backward of F", "F", types.SimpleNamespace())
     assert copy.deepcopy({"asked": asked})["asked"] is asked
