@@ -152,8 +152,9 @@ class LaterReads:
             self.type_of(owner.obj)
         _, known = self.known.dicts.get(id(the_dict), (None, None))
         if self.is_written(the_dict, key):
-            if type(value) in ATOMS and type(value) not in SYMBOLIC:
-                self.found.dict_entry(record.source.name, the_dict, key, value)
+            if self.is_certain(value):
+                held = functools.partial(dict.get, the_dict, key, ABSENT)
+                self.holds(part_name(record.source, "dict_item", key), functools.partial(same_in, held, value))
         elif known is not None and key in known.entries:
             self.found.dict_entry(record.source.name, the_dict, key, known.entries[key])
 

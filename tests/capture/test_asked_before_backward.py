@@ -241,3 +241,32 @@ def test_the_guards_for_backward_keep_no_model_alive():
 def test_the_question_is_shared_by_copies_of_a_graph():
     asked = AskedLater("backward of F", "F", types.SimpleNamespace())
     assert copy.deepcopy({"asked": asked})["asked"] is asked
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_step_has_set_before_it_is_read_is_asked_again(way):
+    def run(wrap):
+        torch.manual_seed(0)
+        layer = Layer(lambda state, x: state.cell(x), way)
+
+        def forward(x):
+            layer.state.cell = three
+            return layer(x)
+
+        step, found = wrap(forward), []
+        for i in range(4):
+            loss = step(torch.rand(2, 3, requires_grad=True)).sum()
+            if i == 2:
+                layer.state.cell = seven
+            try:
+                loss.backward()
+            except moebius.StateChangedError as error:
+                found.append(str(error))
+            else:
+                found.append(layer.w.grad.tolist())
+            layer.zero_grad()
+        return found
+
+    want, got = run(lambda step: step), run(lambda step: capture(step, backend="eager"))
+    assert got[:2] == want[:2] and got[3] == want[3]
+    assert "layer.state.cell" in got[2]
