@@ -175,12 +175,6 @@ class Identities(Store):
                 return key
             # (a class of its own may make its tuples otherwise)
             return tuple.__new__(type(key), keys) if hasattr(key, "_fields") else tuple(keys)
-        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
-            self.pin(record, "the same key")
-        if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function
-            for part in (key.__self__, getattr(key, "__func__", None)):
-                if (record := self.records.get(id(part))) is not None:
-                    self.pin(record, "the object of the same key")
         if is_kind(key, SymbolicObject):
             key.refuse("the hash")
         if is_kind(key, RuntimeNumber):
@@ -192,7 +186,13 @@ class Identities(Store):
                 "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
         if not is_hashed:
-            refuse_own_hash(key)
+            refuse_own_hash(key)  # (before it is pinned: that would be a guard on what Python goes on with alone)
+        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
+            self.pin(record, "the same key")
+        if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function
+            for part in (key.__self__, getattr(key, "__func__", None)):
+                if (record := self.records.get(id(part))) is not None:
+                    self.pin(record, "the object of the same key")
         return key
 
 

@@ -453,6 +453,11 @@ class BuiltinHandlers(CallParts):
             return self.by_method(args[0], ("__float__", "__index__"), float)
         return torch.sym_float(args[0]) if args and is_kind(args[0], SYMBOLIC) else float(*args)
 
+    def number_operand(self, function: Any, value: Any) -> Any:
+        """What a function in C that computes looks into: of a tensor, the number that its ``__float__`` gives."""
+        asked = type(value) is TensorProxy and function in natives.OF_FLOATS
+        return self.to_float(value) if asked else self.domain.plain_contents(value)
+
     def by_method(self, value: Any, names: tuple[str, ...], kind: Any) -> Any:
         """``int(value)`` or ``float(value)`` by its class's first method (Objects/abstract.c PyNumber_Float)."""
         for name in names:

@@ -452,7 +452,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if (found := counted(self.domain, function, args, kwargs)) is not ABSENT:
             return found
         if function in natives.PURE:
-            values = [self.domain.plain_contents(a) for a in args]
+            values = [self.number_operand(function, a) for a in args]
             if function in natives.OF_NUMBERS and any(map(numpy_numbers_in, values)):
                 return self.objects.made(self.numbers.apply(function, *values, **kwargs))
             if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:

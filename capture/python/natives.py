@@ -37,6 +37,29 @@ from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, SymbolicObject, Tens
 OF_NUMBERS: frozenset[Any] = frozenset(
     f for module in (math, cmath) for f in vars(module).values() if is_kind(f, types.BuiltinFunctionType)
 ) | {abs, bin, chr, divmod, hex, oct, pow, round, complex}
+
+
+class Half:
+    """Has a float's value, and nothing else of one."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+def takes_floats(function: Any) -> bool:
+    """Whether it asks any object for ``__float__``, as most of ``math`` does."""
+    for count in (1, 2, 3):
+        try:
+            function(*[Half() for _ in range(count)])
+        except TypeError:
+            continue
+        except ValueError:  # acosh(0.5): it has asked
+            pass
+        return True
+    return False
+
+
+OF_FLOATS: frozenset[Any] = frozenset(f for f in OF_NUMBERS if f.__module__ == "math" and takes_floats(f))
 PURE: frozenset[Any] = frozenset(
     {
         abs,

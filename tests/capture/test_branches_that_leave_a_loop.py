@@ -91,3 +91,33 @@ def test_one_graph_for_all_ways(loop, branch):
         generator = torch.Generator().manual_seed(call)
         step(torch.randn(3, generator=generator), torch.randn(3, generator=generator), 0.5)
     assert stats(step).hits == 11 and stats(step).graphs == 1 and stats(step).breaks == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+def test_gradients(backend):
+    layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
+
+    def halts(x):
+        for i, layer in enumerate(layers):
+            x = torch.tanh(layer(x))
+            if x.norm() < 0.9:
+                return x * (i + 1), 0.5
+        return x, 2.0
+
+    def step(x):
+        layers.zero_grad()
+        y, weight = halts(x)
+        loss = (y * weight).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    run, ways = capture(step, backend=backend), set()
+    for call in range(12):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(call)) * (0.2 + call / 8)
+        found = []
+        for one in (run, step):
+            loss = one(x)
+            found.append([loss, *(torch.zeros(0) if p.grad is None else p.grad.clone() for p in layers.parameters())])
+        assert all(map(torch.equal, *found)), call
+        ways.add(sum(part.numel() > 0 for part in found[1]))
+    assert len(ways) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -136,3 +137,26 @@ def test_a_metric_in_a_model_is_no_break():
     want, _ = train(lambda step: step)
     got, run = train(lambda step: capture(step, backend="eager"))
     assert all(map(torch.equal, got, want)) and stats(run).breaks == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    rows: int
+    device: str
+
+
+def test_a_key_that_python_goes_on_with_is_not_pinned():
+    """One break where the dict is asked; what stands around it is not captured again for each key that is made."""
+    cache = {}
+
+    def step(x):
+        key = Sized(x.shape[0], str(x.device))
+        if key not in cache:
+            cache[key] = torch.arange(x.shape[0])
+        return x * cache[key][:, None] + len(cache)
+
+    run = capture(step, backend="eager")
+    for rows in (4, 8, 6, 4, 9, 8, 6, 4, 9, 12, 8, 6):
+        x = torch.ones(rows, 2)
+        assert torch.equal(run(x), x * torch.arange(rows)[:, None] + len(cache))
+    assert len(stats(run).recompiles) <= 6
