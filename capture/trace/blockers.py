@@ -49,7 +49,7 @@ def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop], split
     blocks it. A proof that failed in the iterations says by itself where, and stands for the loop alone; but not where
     a graph break splits the loop, of which it has seen a part. known: loops unrolled for a break that is gone by that.
     """
-    known = {**known, **split}
+    known = {**split, **known}  # (of a loop over hits, what stood in the way of its iterations by number)
     inside: dict[Loop, list[ExpertRegion]] = {}
     for region in regions:
         around = [loop for loop in known if region.file == loop[0].co_filename and region.line in lines_of(loop)]

@@ -63,7 +63,7 @@ def write_plainly(work: Work) -> list[Provisional]:
             new, reads = written_between(before, node)
             for one in new:
                 storage.add(one)
-            if not is_same(node, made[0], reads) or is_written(node, reads, storage):
+            if not is_same(node, made[0], reads) or is_written(node, made[0], reads, storage):
                 erase(before, node)
                 continue
             node.replace_all_uses_with(made[0])
@@ -86,16 +86,17 @@ def written_between(before: fx.Node, node: fx.Node) -> tuple[list[fx.Node], set[
     return made, {argument for one in made for argument in one.all_input_nodes} - set(made)
 
 
-def is_written(node: fx.Node, reads: set[fx.Node], storage: Storage) -> bool:
+def is_written(node: fx.Node, result: fx.Node, reads: set[fx.Node], storage: Storage) -> bool:
     """Whether something is written into what the plain form reads, or into what stands between that and the statement,
-    before this, or into what it gives. (What the statement itself reads, the form reads at the same time.)"""
+    before this, or into what either gives (the form may give a view). (What the statement itself reads, the form reads
+    at the same time.)"""
     between = [one for one in node.all_input_nodes if one not in reads]
     for one in between:
         if len(between) < FAR:
             between += [argument for argument in one.all_input_nodes if argument not in {*reads, *between}]
     into = (*between, *reads) if between else ()
     written = any(True for _ in storage.writers_of(into, min(between, default=node), node))
-    return written or any(True for _ in storage.writers_of((node,), node))
+    return written or any(True for _ in storage.writers_of((node, result), node))
 
 
 def is_same(node: fx.Node, result: fx.Node, reads: Iterable[fx.Node]) -> bool:

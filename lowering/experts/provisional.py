@@ -9,6 +9,7 @@ from torch import fx
 
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.values import put_before
 
 
 @dataclass
@@ -28,7 +29,13 @@ def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
         return
     drop_dead_code(work)
     for one in reversed(rewritten):  # (each may be read by what the next was written of)
-        if one.core.users and not any(user < one.node for user in one.result.users):  # (a node that is gone has none)
+        if one.core.users and any(user < one.node for user in one.result.users):  # (a node that is gone has none)
+            readers = list(one.result.users)
+            copy = put_before(one.result.next, "clone", (one.result,), one.node, one.node.meta["val"])
+            for user in readers:
+                user.replace_input_with(one.result, copy)
+            work.loose.append(one.node)  # (a view of what it reads is not to be handed on)
+        elif one.core.users:
             one.result.replace_all_uses_with(one.node)
             work.loose.append(one.result)
         else:

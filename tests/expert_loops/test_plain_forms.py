@@ -261,3 +261,30 @@ def test_an_index_that_torch_refuses_is_refused(name, wrong):
     for step in (names["step"], captured):
         with pytest.raises((IndexError, RuntimeError)):
             step(*given)
+
+
+@pytest.mark.parametrize("when", ["never", "between", "after"])
+@pytest.mark.parametrize("pick", ["product", "sum"])
+def test_a_column_that_a_number_picks(pick, when):
+    """``gates @ one_hot(e)``: of the gates as they are then; what it gives is no view of them."""
+
+    def layer(gates, x, w1, w2):
+        table, out = gates * 1.0, torch.zeros_like(x)
+        picks = [torch.nn.functional.one_hot(torch.tensor(e), E).to(table.dtype) for e in range(E)]
+        picked = [table * one for one in picks] if pick == "sum" else []
+        if when == "between":
+            table.mul_(3.0)
+        columns = [one.sum(-1) for one in picked] or [table @ one for one in picks]
+        if when == "after":
+            table.mul_(3.0)
+        for e in range(E):
+            t = columns[e].nonzero().squeeze(-1)
+            out.index_add_(0, t, (relu(x[t] @ w1[e]) @ w2[e]) * columns[e][t, None])
+        return out
+
+    moebius.reset()
+    given = torch.rand(T, E).round(), torch.randn(T, D), torch.randn(E, D, N), torch.randn(E, N, D)
+    captured = capture(layer)
+    torch.testing.assert_close(captured(*given), layer(*given), rtol=1e-4, atol=1e-4)
+    regions = report_of(captured_of(captured)).expert_regions
+    assert regions and all(region.lowered for region in regions)
