@@ -99,7 +99,9 @@ def experts_in_blocks(x_SD: Tensor, layout: Layout, leaves: Sequence[Tensor], ex
 def product(left: Tensor, right: Each, bias: Each | None = None, out: Tensor | None = None) -> Tensor:
     """[E, C, out] of rows [E, C, in]."""
     if isinstance(right, Tensor):
-        return torch.bmm(left, right, out=out) if bias is None else torch.baddbmm(bias, left, right, out=out)
+        if not isinstance(bias, Tensor):
+            return torch.bmm(left, right, out=out)
+        return torch.baddbmm(bias, left, right, out=out)
     made = left.new_empty((*left.shape[:2], right[0].shape[1])) if out is None else out
     for expert, (rows, to) in enumerate(zip(left.unbind(0), made.unbind(0), strict=True)):
         if bias is None:

@@ -117,11 +117,11 @@ def is_turned(weight: Any) -> bool:
 def experts_in_order(node: fx.Node) -> int | None:
     """How many experts there are, where the operator's rows lie expert after expert, as many for each, with one slot
     and no weight."""
-    column = read_call(node.args[3])
+    x, column = node.args[0], read_call(node.args[3])
     if node.args[4] is not None or column is None or column.name != "unsqueeze":
         return None
     flat = read_call(column["input"])
-    if flat is not None and flat.name == "block_experts" and node.args[0].target is not join_blocks:
+    if flat is not None and flat.name == "block_experts" and isinstance(x, fx.Node) and x.target is not join_blocks:
         counts = [(shape_of(rows) or (None,))[0] for rows in flat["rows"]]  # (a whole tensor's pieces)
         return len(counts) if all(same_size(count, counts[0]) for count in counts) else None
     if flat is None or flat.name != "reshape":
