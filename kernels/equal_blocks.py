@@ -19,51 +19,68 @@ from moebius.kernels.contract import Options
 from moebius.kernels.experts_op import as_they_are
 from moebius.kernels.gating import gated, gated_backward
 from moebius.kernels.panels import PANEL_ROWS
-from moebius.kernels.separate_weights import Block, release
+from moebius.kernels.separate_weights import Block, refuse_other_data, release
 
 DTYPES = (torch.float32, torch.float64)  # 16 bits are multiplied in float32 elsewhere (widening.py)
 
 
+Each = Tensor | list[Tensor]  # of all experts, or one an expert
+
+
 class Layout(NamedTuple):
     """Of the leaves: gate_up's blocks, down, gate_up's biases (none, or as many), down's bias or none. turned: for each
-    weight whether its last two axes lie the other way round than in F.linear."""
+    weight whether its last two axes lie the other way round than in F.linear. own: how many tensors each of these is,
+    one an expert; 0 where it is one of all experts."""
 
     turned: tuple[bool, ...]
     biased_up: bool
     biased_down: bool
+    own: int = 0
 
     @property
     def ups(self) -> int:
         return len(self.turned) - 1
 
-    def matrices(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """[E, in, out] of each weight."""
-        return [w if turned else w.mT for w, turned in zip(leaves, self.turned, strict=False)]
+    def each(self, leaves: Sequence[Any]) -> list[Any]:
+        """What there is of the leaves, or of anything else that there is one of for each leaf."""
+        own = self.own
+        return [leaves[at : at + own] for at in range(0, len(leaves), own)] if own else list(leaves)
 
-    def biases(self, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    def matrices(self, leaves: Sequence[Tensor]) -> list[Each]:
+        """[E, in, out] of each weight."""
+        pairs = zip(self.each(leaves), self.turned, strict=False)
+        return [weight if turned else flipped(weight) for weight, turned in pairs]
+
+    def biases(self, leaves: Sequence[Tensor]) -> list[Each | None]:
         """[E, 1, out] of each weight, or None."""
-        rest = [bias[:, None] for bias in leaves[len(self.turned) :]]
-        ups: list[Tensor | None] = list(rest[: self.ups]) if self.biased_up else [None] * self.ups
+        rest = [list(bias) if self.own else bias[:, None] for bias in self.each(leaves)[len(self.turned) :]]
+        ups = rest[: self.ups] if self.biased_up else [None] * self.ups
         return [*ups, rest[-1] if self.biased_down else None]
+
+
+def flipped(weight: Each) -> Each:
+    return weight.mT if isinstance(weight, Tensor) else [own.mT for own in weight]
 
 
 def layout_of(gate_up: Sequence[Block], down: Sequence[Block], gate_up_bias: Sequence[Block] | None,
               down_bias: Sequence[Block] | None, gate: str) -> tuple[Layout, list[Tensor]] | None:
-    """(the layout, the leaves) of such blocks of weights; None where an expert has a tensor of its own, or where blocks
-    are cut otherwise than into gate and up."""
+    """(the layout, the leaves) of such blocks of weights; None where some have a tensor for each expert and some have
+    not, or where blocks are cut otherwise than into gate and up."""
     up_bias, bias = gate_up_bias or (), down_bias or ()
-    leaves = [block.parts for block in (*gate_up, *down, *up_bias, *bias)]
+    parts = [block.parts for block in (*gate_up, *down, *up_bias, *bias)]
     if len(down) != 1 or len(bias) > 1 or len(up_bias) not in (0, len(gate_up)):
         return None
     if len(gate_up) > 1 and (len(gate_up) > 2 or gate != "concat"):
         return None
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if len(found) != len(leaves):
+    counts = {0 if isinstance(part, Tensor) else len(part) for part in parts}
+    if len(counts) > 1:
         return None
     turned = tuple(block.turned for block in (*gate_up, *down))
-    if len(gate_up) == 2 and found[0].shape[1 + turned[0]] != found[1].shape[1 + turned[1]]:
+    widths = {part[0].shape[int(each)] for part, each in zip(parts[: len(gate_up)], turned, strict=False)}
+    if len(widths) > 1:
         return None
-    return Layout(turned, bool(up_bias), bool(bias)), found
+    leaves = [leaf for part in parts for leaf in ([part] if isinstance(part, Tensor) else part)]
+    return Layout(turned, bool(up_bias), bool(bias), counts.pop()), leaves
 
 
 def takes(x_SD: Tensor, layout: Layout, options: Options) -> bool:
@@ -79,13 +96,44 @@ def experts_in_blocks(x_SD: Tensor, layout: Layout, leaves: Sequence[Tensor], ex
     return EqualBlocks.apply(layout, options, experts, x_SD, *leaves)
 
 
-def product(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    return torch.bmm(left, right, out=out) if bias is None else torch.baddbmm(bias, left, right, out=out)
+def product(left: Tensor, right: Each, bias: Each | None = None, out: Tensor | None = None) -> Tensor:
+    """[E, C, out] of rows [E, C, in]."""
+    if isinstance(right, Tensor):
+        if not isinstance(bias, Tensor):
+            return torch.bmm(left, right, out=out)
+        return torch.baddbmm(bias, left, right, out=out)
+    made = left.new_empty((*left.shape[:2], right[0].shape[1])) if out is None else out
+    for expert, (rows, to) in enumerate(zip(left.unbind(0), made.unbind(0), strict=True)):
+        if bias is None:
+            torch.mm(rows, right[expert], out=to)
+        else:
+            torch.addmm(bias[expert], rows, right[expert], out=to)
+    return made
 
 
-def outer(left: Tensor, right: Tensor, turned: bool) -> Tensor:
-    """The gradient of a weight whose product was of rows ``right`` and gave ``left``, laid out as the weight is."""
-    return torch.bmm(right.mT, left) if turned else torch.bmm(left.mT, right)
+def add_product(total: Tensor, left: Tensor, right: Each) -> None:
+    if isinstance(right, Tensor):
+        total.baddbmm_(left, right)
+    else:
+        for to, rows, weight in zip(total.unbind(0), left.unbind(0), right, strict=True):
+            to.addmm_(rows, weight)
+
+
+def outer(left: Tensor, right: Tensor, turned: bool, needs: Any) -> list[Tensor | None]:
+    """The gradients of a weight whose product was of rows ``right`` and gave ``left``, laid out as the weight is.
+    needs: whether each is wanted, or that of all experts."""
+    one, other = (right, left) if turned else (left, right)
+    if isinstance(needs, bool):
+        return [torch.bmm(one.mT, other) if needs else None]
+    pairs = zip(one.unbind(0), other.unbind(0), needs, strict=True)
+    return [torch.mm(rows.T, others) if need else None for rows, others, need in pairs]
+
+
+def summed(rows: Tensor, needs: Any) -> list[Tensor | None]:
+    """The gradients of a bias that was added to rows [E, C, out]."""
+    if isinstance(needs, bool):
+        return [rows.sum(1) if needs else None]
+    return [total if need else None for total, need in zip(rows.sum(1).unbind(0), needs, strict=True)]
 
 
 def halves(h: Sequence[Tensor], options: Options) -> tuple[Tensor, Tensor | None]:
@@ -113,6 +161,14 @@ def activated_backward(grad_a: Tensor, h: Sequence[Tensor], options: Options) ->
     return a, slopes
 
 
+def used_whole(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """The parameters that a loop over experts multiplies with as they are (``x @ w``), and where their numbers lie."""
+    if not layout.own:
+        return []
+    pairs = zip(layout.each(leaves), layout.turned, strict=False)
+    return [(leaf, leaf.data_ptr()) for each, turned in pairs if turned for leaf in each if leaf.is_leaf]
+
+
 class EqualBlocks(torch.autograd.Function):
     """Keeps x, H and the weights."""
 
@@ -122,12 +178,14 @@ class EqualBlocks(torch.autograd.Function):
         *ups, down = layout.matrices(leaves)
         *up_biases, bias = layout.biases(leaves)
         h = [product(x, up, each) for up, each in zip(ups, up_biases, strict=True)]
+        ctx.used_whole = used_whole(layout, leaves)
         kept = h if any(ctx.needs_input_grad) else ()
         ctx.save_for_backward(x_SD, *kept, *as_they_are(leaves), *leaves)
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options, ctx.experts = layout, options, experts
         out_SD = x_SD.new_empty(x_SD.shape)  # (a view of a product could not be written into)
-        product(activated(h, options, down.shape[1]), down, bias, out=out_SD.view(x.shape))
+        width = down.shape[1] if isinstance(down, Tensor) else down[0].shape[0]
+        product(activated(h, options, width), down, bias, out=out_SD.view(x.shape))
         return out_SD
 
     @staticmethod
@@ -137,6 +195,7 @@ class EqualBlocks(torch.autograd.Function):
         if grad_SD is None:
             return (None,) * (4 + len(needs))
         x_SD, *saved = ctx.saved_tensors
+        refuse_other_data(ctx.used_whole)
         h, leaves = saved[: layout.ups], saved[layout.ups : layout.ups + len(needs)]
         if torch.is_grad_enabled():  # create_graph=True
             found = twice.gradients(partial(in_torch, layout, options, experts), grad_SD,
@@ -147,28 +206,30 @@ class EqualBlocks(torch.autograd.Function):
         x = x_SD.reshape(experts, -1, x_SD.shape[1])
         grad = by_expert.rowwise(grad_SD).reshape(x.shape)
         *ups, down = layout.matrices(leaves)
-        a, slopes = activated_backward(torch.bmm(grad, down.mT), h, options)
+        wanted = layout.each(needs)
+        a, slopes = activated_backward(product(grad, flipped(down)), h, options)
         del h
-        at = len(ups)
-        grad_down = outer(grad, a, layout.turned[at]) if needs[at] else None
+        grad_down = outer(grad, a, layout.turned[-1], wanted[layout.ups])
         del a
         grad_x = None
         if needs_x:
-            grad_x = torch.bmm(slopes[0], ups[0].mT)
+            grad_x = product(slopes[0], flipped(ups[0]))
             for slope, up in zip(slopes[1:], ups[1:], strict=True):
-                grad_x.baddbmm_(slope, up.mT)
+                add_product(grad_x, slope, flipped(up))
             grad_x = grad_x.view(x_SD.shape)
-        grad_ups = [outer(slope, x, turned) if need else None
-                    for slope, turned, need in zip(slopes, layout.turned, needs, strict=False)]
-        pairs = zip(needs[at + 1 :], (slopes if layout.biased_up else []) + [grad], strict=False)
-        sums = [rows.sum(1) if need else None for need, rows in pairs]
-        return None, None, None, grad_x, *grad_ups, grad_down, *sums
+        cases = zip(slopes, layout.turned, wanted, strict=False)
+        grads = [*(outer(slope, x, turned, need) for slope, turned, need in cases), grad_down]
+        added = (slopes if layout.biased_up else []) + [grad]
+        grads += [summed(rows, need) for rows, need in zip(added, wanted[len(layout.turned) :], strict=False)]
+        return None, None, None, grad_x, *(leaf for each in grads for leaf in each)
 
 
 def in_torch(layout: Layout, options: Options, experts: int, inputs: Sequence[Tensor]) -> Tensor:
     """The same in operators that autograd knows. inputs: x and the leaves."""
     x_SD, *leaves = inputs
     x = x_SD.reshape(experts, -1, x_SD.shape[1])
+    if layout.own:
+        leaves, layout = [torch.stack(each) for each in layout.each(leaves)], layout._replace(own=0)
     *ups, down = layout.matrices(leaves)
     *up_biases, bias = layout.biases(leaves)
     h = [product(x, up, each) for up, each in zip(ups, up_biases, strict=True)]

@@ -21,14 +21,14 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.sorting import project
-from moebius.lowering.experts.stacking import stack_experts
+from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.experts.views import seen_as
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.operators import read_call
 from moebius.lowering.roofline.slots import RECORDER
 from moebius.lowering.step.checkpoint import is_marked
-from moebius.lowering.torch_private import default_saved_tensors_hooks, version_of
-from moebius.lowering.values import tensor_of
+from moebius.lowering.torch_private import default_saved_tensors_hooks, same_size, version_of
+from moebius.lowering.values import shape_of, tensor_of
 
 CONTRACT = Contract(
     name="weight concat",
@@ -117,10 +117,13 @@ def is_turned(weight: Any) -> bool:
 def experts_in_order(node: fx.Node) -> int | None:
     """How many experts there are, where the operator's rows lie expert after expert, as many for each, with one slot
     and no weight."""
-    column = read_call(node.args[3])
+    x, column = node.args[0], read_call(node.args[3])
     if node.args[4] is not None or column is None or column.name != "unsqueeze":
         return None
     flat = read_call(column["input"])
+    if flat is not None and flat.name == "block_experts" and isinstance(x, fx.Node) and x.target is not join_blocks:
+        counts = [(shape_of(rows) or (None,))[0] for rows in flat["rows"]]  # (a whole tensor's pieces)
+        return len(counts) if all(same_size(count, counts[0]) for count in counts) else None
     if flat is None or flat.name != "reshape":
         return None
     numbers, axes, _ = seen_as(flat["input"])

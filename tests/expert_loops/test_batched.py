@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import rewrite, weight_concat
+from moebius.lowering.experts import blocks, rewrite, weight_concat
 from moebius.lowering.experts.batched_iterations import Batched
 
 E, T, K, D, N = 4, 4, 2, 6, 5  # as many tokens as experts: axes cannot be told apart by their sizes
@@ -472,3 +472,46 @@ def test_weights_that_lie_the_other_way_are_not_turned_in_backward(monkeypatch):
     fewer = copies()
     monkeypatch.setattr(weight_concat, "is_turned", lambda weight: False)
     assert copies() > fewer
+
+
+class Slots(torch.nn.Module):
+    """Soft MoE: experts with parameters of their own, each on its slots [batch, slots, D] of one buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.phi = torch.nn.Parameter(torch.randn(D, E, C))
+        self.experts = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(D, N), torch.nn.GELU(), torch.nn.Linear(N, D)) for _ in range(E)
+        )
+
+    def forward(self, x):
+        weight = torch.einsum("bnd,des->bnes", x, self.phi)
+        slots = torch.einsum("bnd,bnes->ebsd", x, weight.softmax(1))
+        rows = torch.stack([expert(own) for expert, own in zip(self.experts, slots, strict=True)])
+        return torch.einsum("ebsd,bnes->bnd", rows, weight.flatten(2).softmax(-1).view_as(weight))
+
+
+def test_experts_of_their_own_on_pieces_of_one_buffer(monkeypatch):
+    """No piece is copied to where it is read, and what the experts give is a block of one result."""
+    torch.manual_seed(0)
+    model, x = Slots().double(), torch.randn(2, T, D, dtype=torch.float64)
+    expected = [model(x), *torch.autograd.grad(model(x).square().sum(), list(model.parameters()))]
+
+    def names() -> Counter:
+        moebius.reset()
+        captured = capture(model)
+        out = captured(x)
+        for mine, plain in zip([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))], expected,
+                               strict=True):
+            torch.testing.assert_close(mine, plain)
+        assert [region.lowered for region in report_of(captured_of(captured)).expert_regions] == [True]
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            captured(x).sum().backward()
+        return Counter({event.key: event.count for event in found.key_averages()})
+
+    count = names()
+    assert not any("SeparateExperts" in key or "NarrowBackward" in key or "SliceBackward" in key for key in count)
+    assert count["EqualBlocksBackward"] == 1
+    monkeypatch.setattr(blocks, "piece_of", lambda rows: rows)
+    without = names()
+    assert not without["EqualBlocksBackward"] and without["aten::cat"] > count["aten::cat"]

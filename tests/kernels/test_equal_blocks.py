@@ -79,6 +79,28 @@ def test_equal_to_the_operator(gate, pieces, biased, turned, activation, dtype):
         torch.testing.assert_close(a, b, **limit)
 
 
+@pytest.mark.parametrize("gate, pieces, biased, turned, activation", CASES[::3])
+def test_a_tensor_for_each_expert(gate, pieces, biased, turned, activation):
+    """The same as stacked: result, gradients, a second one; one expert's are frozen."""
+    torch.manual_seed(0)
+    if "(" in activation and gate != "none":
+        activation += " * u"
+    blocks, leaves = weights(gate, pieces, biased, turned)
+    apart = {leaf: tuple(part.detach().requires_grad_(e > 0) for e, part in enumerate(leaf)) for leaf in leaves}
+    own = tuple(part and [Block(block.turned, apart[block.parts]) for block in part] for part in blocks)
+    found, x = [], made(E * C, D)
+    for given, wanted in ((blocks, leaves), (own, [part for leaf in leaves for part in apart[leaf][1:]])):
+        out = in_blocks(x, given, activation, gate)
+        grads = torch.autograd.grad(out.square().sum(), [x, *wanted], retain_graph=True)
+        again = torch.autograd.grad(out.square().sum(), [x, *wanted], create_graph=True)
+        second = torch.autograd.grad(again[0].square().sum(), x)
+        if given is blocks:
+            grads = [grads[0], *(part for grad in grads[1:] for part in grad[1:])]
+        found.append([out, *grads, *second])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("frozen", range(6))
 def test_gradients_that_nobody_wants(frozen):
     torch.manual_seed(0)
@@ -146,5 +168,5 @@ def test_what_is_left_to_other_forms():
     assert not takes(torch.zeros(4000, D), layout, Options("silu"))  # C does all of it at once
     assert takes(torch.zeros(4000, D), layout, Options("tanh(g) * u"))
     own = [Block(False, tuple(made(N, D) for _ in range(E)))]
-    assert layout_of(own, *blocks[1:], "none") is None
+    assert layout_of(own, *blocks[1:], "none") is None  # half of them
     assert layout_of(*blocks, "interleaved") is None
