@@ -36,12 +36,13 @@ def lines_of(loop: Loop) -> range:
     return range(first, max([i.line for i in instructions[index:end] if i.line is not None], default=first) + 1)
 
 
-def blocked(loops: Iterable[Loop], stopped: Stop | None) -> dict[Loop, Stop]:
-    """Of the loops that are unrolled for a graph break: those that it stands in."""
+def blocked(loops: Iterable[Loop], stopped: Stop | None, known: Mapping[Loop, Stop] = {}) -> dict[Loop, Stop]:
+    """Of the loops that are unrolled for a graph break: those that it stands in. known: what stood there before."""
     if stopped is None:
         return {}
     places = {(file, line) for file, line, _ in stopped.stack} | {(stopped.file, stopped.line)}
-    return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
+    inside = [loop for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))]
+    return {loop: known.get(loop, stopped) for loop in inside}
 
 
 def name_blockers(regions: list[ExpertRegion], known: Mapping[Loop, Stop], split: Mapping[Loop, Stop]) -> None:

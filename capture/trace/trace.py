@@ -510,7 +510,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
         attempt.release()
         return trace(request, assumptions)
     assumptions.logs |= attempt.objects.appended()
-    assumptions.split |= blocked(attempt.in_hits, attempt.graph_break)
+    assumptions.split |= blocked(attempt.in_hits, attempt.graph_break, assumptions.blockers)
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)
