@@ -78,10 +78,9 @@ class Trace:
     def __init__(
         self, request: Request, assumptions: Assumptions, stop_at: int | None = None, stop_number: int | None = None
     ) -> None:
-        self.request, self.assumptions = request, assumptions
+        self.request, self.assumptions, thin = request, assumptions, assumptions.takes_ones
         self.began_with = assumptions.copied()  # what later attempts learn changes the sets of ``assumptions``
-        thin, on_a_mesh = assumptions.takes_ones, assumptions.on_a_mesh
-        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line, thin, on_a_mesh)
+        self.world = torch_fakes.FakeWorld(assumptions.runs_here, self.line, thin, assumptions.on_a_mesh)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)

@@ -162,14 +162,16 @@ def plan_for(gm: fx.GraphModule, mesh: Any, plan: Any = "auto") -> Plan:
 
 def _is_chosen(region: fx.Node, function: str) -> bool:
     """Whether this rank's data chose what these experts are: they are of the part that the graph is of a function, as
-    where a loop over experts asks which have a token. (Modules are inside functions of their own.)"""
+    where a loop over experts asks which have a token. Not those of a module that this function calls, all of them.
+    (Each expert that is a module is called so, too.)"""
     pending = [*_weights(region).values()]
     seen = set(pending)
     while function and pending and pending[-1].target is not stack_experts:
         new = [item for item in pending.pop().all_input_nodes if item not in seen]
         pending += new
         seen.update(new)
-    return bool(function) and (bool(pending) or region.meta.get("where", ("", 0, ""))[2] == function)
+    callers = [name for _, _, name in region.meta.get("stack") or ()]
+    return bool(function) and (bool(pending) or not any(name.endswith("._call_impl") for name in callers))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
