@@ -46,7 +46,7 @@ class AskedLater:
     """
 
     def __init__(self, what: str, name: str, guards: CompiledGuards):
-        self.what, self.name, self.guards = what, name, guards
+        self.what, self.name, self.guards, self.program = what, name, guards, guards.program
         self.changed: Callable[[str, str, str], None] = lambda what, name, place: None
 
     def __deepcopy__(self, memo: Any) -> AskedLater:
@@ -54,9 +54,9 @@ class AskedLater:
 
     def __call__(self) -> None:
         """Raises StateChangedError where one of the places holds something else now."""
-        if self.guards.program.check(()):
+        if self.program.check(()):
             return
-        index = self.guards.program.explain(())
+        index = self.program.explain(())
         if index is not None:
             place = as_written(place_of(self.guards.facts[index]))
             self.changed(self.what, self.name, place)
@@ -77,8 +77,9 @@ class LaterReads:
     """Collects the guards of some reads."""
 
     def __init__(self, objects: Objects):
-        self.objects, self.known = objects, objects.guards
-        here = self.known.where()
+        self.objects, self.heap, known = objects, objects.heap, objects.guards
+        self.dicts, self.classes, self.instances, self.later = known.dicts, known.classes, known.instances, known.later
+        here = known.where()
         self.found = GuardRecorder(lambda: here)
         self.met: set[int] = set()
         self.kinds: dict[str, Callable[[Any, Any, Any], None]] = {
@@ -103,7 +104,7 @@ class LaterReads:
                 add(owner, key, value)
             self.type_of(value)
         asked = AskedLater(what, name, CompiledGuards(self.found, 0, ()))
-        self.known.later.append(asked)
+        self.later.append(asked)
         return asked
 
     def static(self, obj: Any) -> Record | None:
@@ -122,7 +123,7 @@ class LaterReads:
 
     def is_written(self, owner: Any, key: Any) -> bool:
         """Whether the step has set it: backward then finds what the step has left."""
-        return self.objects.heap.was_written(("entry", owner, key, None))
+        return self.heap.was_written(("entry", owner, key, None))
 
     def holds(self, name: str, predicate: Callable[[], bool]) -> None:
         self.found.holds(name, "unchanged", predicate)
@@ -137,7 +138,7 @@ class LaterReads:
         if record is None or id(value) in self.met:
             return
         self.met.add(id(value))
-        instance = self.known.instances.get(id(value))
+        instance = self.instances.get(id(value))
         if instance is not None:
             self.found.instance(record.source, value, instance.namespace)
         elif is_kind(record.source, Static) and record.source.via is not None and not is_kind(value, type):
@@ -150,7 +151,7 @@ class LaterReads:
             return
         if (owner := self.objects.owner_of(the_dict)) is not None:
             self.type_of(owner.obj)
-        _, known = self.known.dicts.get(id(the_dict), (None, None))
+        _, known = self.dicts.get(id(the_dict), (None, None))
         if self.is_written(the_dict, key):
             if self.is_certain(value):
                 held = functools.partial(dict.get, the_dict, key, ABSENT)
@@ -174,7 +175,7 @@ class LaterReads:
         name, kind = record.source.name, type(container)
         if issubclass(kind, dict):
             self.found.dict_keys(name, container)
-            _, known = self.known.dicts.get(id(container), (None, None))
+            _, known = self.dicts.get(id(container), (None, None))
             for one, held in (known.entries if known is not None else {}).items():
                 self.found.dict_entry(name, container, one, held)
         elif kind is deque:
@@ -185,7 +186,7 @@ class LaterReads:
     def on_class(self, _: Any, key: tuple[type, str], value: Any) -> None:
         """(An attribute that the step sets is an entry of the class's dict.)"""
         cls, name = key
-        known = self.known.classes.get(cls)
+        known = self.classes.get(cls)
         if known is not None and name in known.entries:
             self.found.class_entry(cls, name, known.entries[name])
 

@@ -239,7 +239,7 @@ def test_the_guards_for_backward_keep_no_model_alive():
 
 
 def test_the_question_is_shared_by_copies_of_a_graph():
-    asked = AskedLater("backward of F", "F", types.SimpleNamespace())
+    asked = AskedLater("backward of F", "F", types.SimpleNamespace(program=None))
     assert copy.deepcopy({"asked": asked})["asked"] is asked
 
 
