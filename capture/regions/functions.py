@@ -213,9 +213,7 @@ class AutogradFunctions(SubgraphTracer):
         body = self.writer.submodules[str(place.target)]
         if ASKED in body.meta:  # it is that of a like call, too
             body = torch_private.uncompiled(body, copy.deepcopy(body.graph))
-            with node.graph.inserting_before(node):
-                place = self.body("function_backward", body)
-            node.args = (node.args[0], place, *node.args[2:])
+            node.args = (node.args[0], self.body("function_backward", body, of=node), *node.args[2:])
         what = f"backward of {applied.name.rpartition('.')[2]}"
         body.meta[ASKED] = LaterReads(self.objects).ask(what, applied.name, read.reads)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, what was found at each
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
-SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults"))  # those of what both read
+SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults", "function"))  # those of what both read
 CONTAINERS = frozenset((*DICTS, *LISTS))
 COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
 

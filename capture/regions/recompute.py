@@ -19,7 +19,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 
-from ..heap.heap import LAYOUTS, OWN, WRITE, Event, Heap, same
+from ..heap.heap import ANYTHING, LAYOUTS, OWN, WRITE, Event, Heap, same
 from ..heap.records import VIEWS, raw_dict, whole_items
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
@@ -103,8 +103,14 @@ class Read:
 
     def is_unchanged(self) -> bool:
         """Whether each read would find now what it found."""
-        held = all(same(held_parts(now), then) for now, then in self.held.values())
-        return held and not self.moved and self.heap.is_unchanged(self.reads, self.end)
+        return self.is_held() and not self.moved and self.heap.is_unchanged(self.reads, self.end)
+
+    def stays(self) -> bool:
+        """The same, of the places that can be named: the step ends, and what is to be done later asks these."""
+        return self.is_held() and self.heap.is_unchanged(filter(is_named, self.reads), self.end)
+
+    def is_held(self) -> bool:
+        return all(same(held_parts(now), then) for now, then in self.held.values())
 
 
 class ReadElsewhere:
@@ -119,13 +125,17 @@ class ReadElsewhere:
     def reads(self) -> list[Event]:
         return [(kind, self.counterpart(owner), key, value) for kind, owner, key, value in self.first.reads]
 
-    def is_unchanged(self) -> bool:
-        """Whether nothing was written to what is read."""
-        pairs = zip(self.reads, self.first.reads, strict=True)
+    def stays(self) -> bool:
+        """Whether nothing was written to the places that are read."""
         return all(
             self.heap.holds(now, self.end) if now[1] is then[1] else not self.heap.was_written(now, self.end)
-            for now, then in pairs
+            for now, then in zip(self.reads, self.first.reads, strict=True)
+            if is_named(now)
         )
+
+
+def is_named(read: Event) -> bool:
+    return read[1] is not ANYTHING and read[1] is not LAYOUTS
 
 
 class Again:

@@ -71,10 +71,16 @@ class SubgraphTracer:
         with self.tensors.mode:
             return self.tensors.wrap(torch.empty_like(of).requires_grad_(False), node)
 
-    def body(self, name: str, module: fx.GraphModule) -> fx.Node:
-        """The graph's node for a finished inner graph."""
+    def body(self, name: str, module: fx.GraphModule, of: fx.Node | None = None) -> fx.Node:
+        """The graph's node for a finished inner graph: of what is called now, or of the node of an earlier call, before
+        which it stands."""
         name = f"{name}_{len(self.writer.submodules)}"
         self.writer.submodules[name] = module
-        node = self.writer.graph.get_attr(name)
-        node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
+        if of is None:
+            node = self.writer.graph.get_attr(name)
+            node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
+            return node
+        with of.graph.inserting_before(of):
+            node = of.graph.get_attr(name)
+        node.meta.update({key: of.meta[key] for key in ("where", "stack")}, val=None)
         return node

@@ -410,7 +410,7 @@ class Gradients:
             met = histories_of(proxy.fake for proxy in outputs if is_kind(proxy, TensorProxy))
             asked = [applied for applied in asked if applied.histories & met]
         for applied in asked:
-            if applied.reads_state or (applied.read is not None and not applied.read.is_unchanged()):
+            if applied.reads_state or (applied.read is not None and not applied.read.stays()):
                 self.waited.add(applied.name)
             else:
                 applied.ask_later(applied)

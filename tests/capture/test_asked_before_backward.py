@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import moebius
 from moebius import capture, stats
+from moebius.hook import ABSENT
 from moebius.regions.later_reads import AskedLater
+from moebius.regions.module_reuse import ModuleReuse
 
 
 def two(x):
@@ -270,3 +272,27 @@ def test_what_the_step_has_set_before_it_is_read_is_asked_again(way):
     want, got = run(lambda step: step), run(lambda step: capture(step, backend="eager"))
     assert got[:2] == want[:2] and got[3] == want[3]
     assert "layer.state.cell" in got[2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_like_layers_are_still_written_again(way, monkeypatch):
+    """What is told for backward is no reason to interpret the second of two like layers."""
+    written = []
+    write_again = ModuleReuse.write_again
+
+    def counted(self, *args):
+        written.append(found := write_again(self, *args))
+        return found
+
+    monkeypatch.setattr(ModuleReuse, "write_again", counted)
+    shared = State()
+    model = nn.Sequential(*(Layer(lambda s, x: s.held.scaled(two(x)), way) for _ in range(3)))
+    for layer in model:
+        layer.state, layer.read = shared, model[0].read
+    step = capture(lambda x: model(x), backend="eager")
+    step(torch.rand(2, 3, requires_grad=True)).sum().backward()
+    assert written and ABSENT not in written
+    loss = step(torch.rand(2, 3, requires_grad=True)).sum()
+    shared.Held.scaled = lambda self, x: x * 7
+    with pytest.raises(moebius.StateChangedError):
+        loss.backward()

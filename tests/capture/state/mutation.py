@@ -51,6 +51,7 @@ NOTICED = {
 # Kinds that no cell was found to depend on, and why.
 UNSEEN = {
     "read answer": "a registry's read says the same; a cached function's answer is one for all: a module is no key",
+    "read function": "its code is a guard; it is told for a backward that the caller runs alone",
     "read fact": "a clock's or a draw's node may be written again; id() is another number in each run",
     "read keys": "what it guards is read as a whole as well",
     "read length": "of a list that differs from call to call alone",
