@@ -23,8 +23,8 @@ from moebius.interpreter.domain.core import lookup
 from ..errors import StateChangedError
 from ..guards.program import CompiledGuards, changed_in_class, changed_key
 from ..guards.recorder import Fact, GuardRecorder
-from ..guards.sources import Static, as_written, part_name
-from ..heap.heap import Event
+from ..guards.sources import Part, Static, as_written, part_name
+from ..heap.heap import LAYOUTS, Event
 from ..heap.objects import SameItems
 from ..heap.records import contents_of, raw_dict
 from ..heap.tensor_attributes import SWITCHED
@@ -79,6 +79,7 @@ class LaterReads:
     def __init__(self, objects: Objects):
         self.objects, self.heap, known = objects, objects.heap, objects.guards
         self.dicts, self.classes, self.instances, self.later = known.dicts, known.classes, known.instances, known.later
+        self.layouts = {id(fact.check[1]): fact.check[2] for fact in known.facts if fact.check[0] == "static_tensor"}
         here = known.where()
         self.found = GuardRecorder(lambda: here)
         self.met: set[int] = set()
@@ -103,14 +104,20 @@ class LaterReads:
             if (add := self.kinds.get(kind)) is not None:
                 add(owner, key, value)
             self.type_of(value)
+            self.layout_of(value)
         asked = AskedLater(what, name, CompiledGuards(self.found, 0, ()))
         self.later.append(asked)
         return asked
 
     def static(self, obj: Any) -> Record | None:
-        """What is known of an older object that is this one in each call."""
+        """What is known of an older object that is this one in each call, or of what such a tensor keeps by name."""
         record = self.objects.record_of(obj)
-        return record if record is not None and record.source.static else None
+        if record is None:
+            return None
+        place = record.source
+        if is_kind(place, Part) and place.operation == "instance_dict":
+            place = place.parent
+        return record if place.static else None
 
     def is_certain(self, value: Any) -> bool:
         """Whether the call's guards say that a place holds this: a constant, or one and the same object."""
@@ -127,6 +134,14 @@ class LaterReads:
 
     def holds(self, name: str, predicate: Callable[[], bool]) -> None:
         self.found.holds(name, "unchanged", predicate)
+
+    def layout_of(self, value: Any) -> None:
+        """A tensor that was read still has the sizes, the dtype, … that the call's guards want. (What the step gives to
+        another layout itself, is not known here.)"""
+        if is_kind(value, TensorProxy) and id(value.real) in self.layouts and id(value.real) not in self.met:
+            self.met.add(id(value.real))
+            if not self.heap.written.get(id(LAYOUTS)) and value.source is not None:
+                self.found.static_tensor(value.source.name, value.real, self.layouts[id(value.real)])
 
     # ------------------------------------------------------------------------------------------------------------------
     # By kind of read
@@ -152,7 +167,7 @@ class LaterReads:
         if (owner := self.objects.owner_of(the_dict)) is not None:
             self.type_of(owner.obj)
         _, known = self.dicts.get(id(the_dict), (None, None))
-        if self.is_written(the_dict, key):
+        if self.is_written(the_dict, key) or is_kind(record.source, Part):
             if self.is_certain(value):
                 held = functools.partial(dict.get, the_dict, key, ABSENT)
                 self.holds(part_name(record.source, "dict_item", key), functools.partial(same_in, held, value))
@@ -175,6 +190,8 @@ class LaterReads:
         name, kind = record.source.name, type(container)
         if issubclass(kind, dict):
             self.found.dict_keys(name, container)
+            for one in container if is_kind(record.source, Part) else ():
+                self.entry(container, one, self.objects.entry_now(record, one))
             _, known = self.dicts.get(id(container), (None, None))
             for one, held in (known.entries if known is not None else {}).items():
                 self.found.dict_entry(name, container, one, held)
