@@ -138,10 +138,11 @@ class LaterReads:
     def layout_of(self, value: Any) -> None:
         """A tensor that was read still has the sizes, the dtype, … that the call's guards want. (What the step gives to
         another layout itself, is not known here.)"""
-        if is_kind(value, TensorProxy) and id(value.real) in self.layouts and id(value.real) not in self.met:
-            self.met.add(id(value.real))
-            if not self.heap.written.get(id(LAYOUTS)) and value.source is not None:
-                self.found.static_tensor(value.source.name, value.real, self.layouts[id(value.real)])
+        real: Any = value.real if is_kind(value, TensorProxy) else None
+        if id(real) in self.layouts and id(real) not in self.met:
+            self.met.add(id(real))
+            if not self.heap.written.get(id(LAYOUTS)):
+                self.found.static_tensor(value.source.name, real, self.layouts[id(real)])
 
     # ------------------------------------------------------------------------------------------------------------------
     # By kind of read
