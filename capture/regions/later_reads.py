@@ -79,6 +79,7 @@ class LaterReads:
     def __init__(self, objects: Objects):
         self.objects, self.heap, known = objects, objects.heap, objects.guards
         self.dicts, self.classes, self.instances, self.later = known.dicts, known.classes, known.instances, known.later
+        self.moved = id(LAYOUTS) in objects.heap.written
         self.layouts = {id(fact.check[1]): fact.check[2] for fact in known.facts if fact.check[0] == "static_tensor"}
         here = known.where()
         self.found = GuardRecorder(lambda: here)
@@ -141,7 +142,7 @@ class LaterReads:
         real: Any = value.real if is_kind(value, TensorProxy) else None
         if id(real) in self.layouts and id(real) not in self.met:
             self.met.add(id(real))
-            if not self.heap.written.get(id(LAYOUTS)):
+            if not self.moved:
                 self.found.static_tensor(value.source.name, real, self.layouts[id(real)])
 
     # ------------------------------------------------------------------------------------------------------------------
