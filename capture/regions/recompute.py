@@ -106,12 +106,8 @@ class Read:
         return self.is_held() and not self.moved and self.heap.is_unchanged(self.reads, self.end)
 
     def stays(self) -> bool:
-        """The same, of the places that can be named: the step ends, and who goes on later asks these. (Gradients come
-        and go.)"""
-        named = [read for read in self.reads if is_named(read)]
-        if any(kind == "gradient" for kind, *_ in named):
-            return False
-        return self.is_held() and self.heap.is_unchanged(named, self.end)
+        """The same, of the places that can be named: the step ends, and who goes on later asks these."""
+        return self.is_held() and self.heap.is_unchanged(filter(is_named, self.reads), self.end)
 
     def is_held(self) -> bool:
         return all(same(held_parts(now), then) for now, then in self.held.values())
