@@ -42,7 +42,8 @@ UNCOPIED = (
     "annotations of a class", "thread's attribute", "expression compiled", "code that is no function's",
 )  # fmt: skip
 # Forward is captured and backward runs outside, after the state is another. These no guard of the call names as a place
-# of its own, or the graph has them for inputs, or they come and go (docs/soundness.md); all else is an error when backward runs, or native.
+# of its own, or the graph has them for inputs, or they come and go (docs/soundness.md); all else is an error when
+# backward runs, or native.
 LATER = {
     "backward outside": ("stdout swapped", "autocast dtype", "autocast cache"),
     "backward outside, of a checkpoint": (
