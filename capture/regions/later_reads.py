@@ -83,7 +83,7 @@ class LaterReads:
         self.layouts = {id(fact.check[1]): fact.check[2] for fact in known.facts if fact.check[0] == "static_tensor"}
         here = known.where()
         self.found = GuardRecorder(lambda: here)
-        self.met: set[int] = set()
+        self.met: set[Any] = set()
         self.kinds: dict[str, Callable[[Any, Any, Any], None]] = {
             "entry": self.entry,
             "item": self.whole,
@@ -235,8 +235,8 @@ class LaterReads:
             self.holds(f"{source.name}.{name}", functools.partial(same_in_slot, now, weakref.ref(real), value))
 
     def function(self, function: types.FunctionType, key: Any, code: Any) -> None:
-        if (record := self.static(function)) is not None and id(function.__code__) not in self.met:
-            self.met.add(id(function.__code__))
+        if (record := self.static(function)) is not None and (id(function), "code") not in self.met:
+            self.met.add((id(function), "code"))
             self.found.function(record.source.name, function)
 
     def switch(self, reader: Any, key: Any, value: Any) -> None:
@@ -244,7 +244,6 @@ class LaterReads:
         if not is_kind(reader, functools.partial):
             asked = functools.partial(as_tuple, reader) if type(value) is tuple else reader
             self.found.answers(f"torch's {reader.__name__}()", "unchanged", (asked, value))
-
 
     def answer(self, ask: Callable[[], Any], key: Any, value: Any) -> None:
         """Of a cached function, or of what chooses one: it is asked for it natively, as the call's guards do."""

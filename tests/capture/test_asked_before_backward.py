@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import logging
 import types
 import weakref
 
@@ -36,6 +37,13 @@ def seven(x):
     return x * 7
 
 
+def made_by_a_factory():
+    def scaled(x, factor=2.0):
+        return x * factor
+
+    return scaled
+
+
 class State:
     """What a layer's code finds, and what changes there."""
 
@@ -52,6 +60,7 @@ class State:
 
         self.held, self.Held, self.Other = Held(), Held, type("Other", (), {"scaled": lambda self, x: x * 5})
         self.helper, self.functions, self.table = helper, [two], {"f": two}
+        self.twins = [made_by_a_factory() for _ in range(2)]
         self.pair, self.cell, self.named = (two, three), two, {two}
 
 
@@ -71,10 +80,15 @@ KINDS = {  # how it is read, and how it is changed
     "class of an object": (lambda s, x: s.held.scaled(x), lambda s: setattr(s.held, "__class__", s.Other)),
     "what an object is": (lambda s, x: x * (2 if isinstance(s.held, s.Held) else 3), lambda s: setattr(s, "held", 0)),
     "default": (lambda s, x: s.helper(x), lambda s: setattr(s.helper, "__defaults__", (7.0,))),
+    "default of one of two with the same code": (
+        lambda s, x: s.twins[1](s.twins[0](x)),
+        lambda s: setattr(s.twins[1], "__defaults__", (7.0,)),
+    ),
     "default by name": (lambda s, x: s.helper(x), lambda s: s.helper.__kwdefaults__.update(shift=7.0)),
     "code": (lambda s, x: s.helper(x), lambda s: setattr(s.helper, "__code__", tripled.__code__)),
 }
 WAYS = ("function", "checkpointed", "reentrant")
+LOGGER = logging.getLogger(__name__)
 
 
 def tripled(x, factor=2.0, *, shift=0.0):
@@ -296,3 +310,19 @@ def test_like_layers_are_still_written_again(way, monkeypatch):
     shared.Held.scaled = lambda self, x: x * 7
     with pytest.raises(moebius.StateChangedError):
         loss.backward()
+
+
+@pytest.mark.parametrize("way", ["checkpointed", "reentrant"])
+def test_a_read_that_nobody_can_name_keeps_no_call_out_of_the_graph(way):
+    """Whether a logger is on cannot be asked as a place; what the step sets after the call is another matter."""
+    layer = Layer(lambda state, x: x * (2 if LOGGER.isEnabledFor(logging.DEBUG) else 3), way)
+
+    def forward(x):
+        found = layer(x)
+        layer.calls = 1
+        return found
+
+    step = capture(forward, backend="eager")
+    for _ in range(3):
+        step(torch.rand(2, 3, requires_grad=True)).sum().backward()
+    assert stats(step).graphs == 1 and stats(step).breaks == 0
