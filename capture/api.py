@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
+from moebius.lowering import Blockers
 from moebius.lowering.sync_points import sync_points
 
 from .bytecode.user_code import SHOWS, shown_code
@@ -317,7 +318,7 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
         member, segment = one.captured, one.segment
         if member is captured and segment.guards.hold(args, kwargs):
             segment.guards.measure(args, kwargs)
-        add_segment(report, segment, member.function.__code__)
+        add_segment(report, segment, member)
         if segment.whole:
             report.count("captured", segment.counts, one.whole)
         for counts in one.left:
@@ -336,12 +337,15 @@ def with_cost(item: GraphBreak, seconds: float | None) -> GraphBreak:
     return replace(item, cost_us=None if seconds is None else seconds * 1e6)
 
 
-def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
+def add_segment(report: Report, segment: Segment, of: Captured) -> None:
     if (graph := segment.graph) is not None:
         report.graphs.append(graph)
     report.expert_regions += segment.regions
+    if segment.captured is not None and segment.regions:
+        blockers = Blockers(segment.captured, of.options.for_lowering())
+        report.searches.append((segment.regions, blockers.of))
     report.sync_points += sync_points(segment.lowered.gm) if segment.lowered is not None else []
-    report.guards += shown(segment.guards, code)
+    report.guards += shown(segment.guards, of.function.__code__)
 
 
 def report_of(captured: Captured) -> Report:
@@ -355,7 +359,7 @@ def report_of(captured: Captured) -> Report:
     for member in captured.family():
         segments = member.segments or member.left
         for segment in segments:
-            add_segment(report, segment, member.function.__code__)
+            add_segment(report, segment, member)
             if segment.graph_break is not None:
                 took = None if segment.native is None else segment.native.seconds
                 report.breaks.append(with_cost(segment.graph_break, took))

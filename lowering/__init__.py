@@ -37,10 +37,13 @@ from moebius.lowering.roofline.slots import RECORDER
 from moebius.lowering.step import checkpoint, inference
 from moebius.lowering.torch_private import may_write, returns_nothing
 from moebius.lowering.values import apply, copy_node
+from moebius.lowering.what_blocks import Blockers, Blocking
 
 __all__ = [
     "DIFFERENT",
     "OWN",
+    "Blockers",
+    "Blocking",
     "CapturedGraph",
     "ContractError",
     "ExpertRegion",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = [
     "may_write",
     "nobody_looks",
     "node_of_line",
+    "quiet_fakes",
     "returns_new",
     "returns_nothing",
     "same_size",
@@ -246,6 +248,17 @@ def fake_mode_of(values: Sequence[Any]) -> AbstractContextManager:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     return nullcontext()
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """While operators are tried on fakes that they may not take: torch logs each failure with its traceback."""
+    log = logging.getLogger(FakeTensor.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

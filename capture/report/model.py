@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from ..bytecode.expressions import excerpt_of
 from .codes import code_of
 from .records import Coverage, GraphBreak, Guard, Recompile, counted
 from .schema import VERSION
-from .words import duration, place, plural
+from .stays import RegionRow, Search, Stays, stays_of
+from .words import duration, place, plural, region_row
 
 if TYPE_CHECKING:
     from moebius.lowering.graph import CapturedGraph, ExpertRegion
@@ -35,7 +37,8 @@ class Findings:
     recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
     captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
-    (its first run, where it was captured), with what looking at it added.
+    (its first run, where it was captured), with what looking at it added. searches: regions of one graph, and what
+    looks for what keeps one of them a loop, for so many seconds.
     """
 
     result: Any = None
@@ -57,6 +60,7 @@ class Findings:
     recompiles: list[Recompile] = field(default_factory=list)
     calls: tuple[int, int, int] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    searches: list[tuple[list[ExpertRegion], Search]] = field(default_factory=list)
 
     def count(self, how: str, counts: Counts, times: int = 1) -> None:
         """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
@@ -104,6 +108,11 @@ class Findings:
         """How many expert regions became one grouped operator."""
         return sum(region.lowered for region in self.expert_regions)
 
+    @functools.cached_property
+    def stays(self) -> dict[RegionRow, Stays]:
+        """What keeps each refused region a loop. It is looked for when somebody asks, ``LOOKED_FOR`` seconds of all."""
+        return stays_of(self.expert_regions, self.searches)
+
     @property
     def captured_share(self) -> float | None:
         """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted, or of all calls
@@ -147,7 +156,7 @@ class Findings:
             "graphs": [graph_dict(graph) for graph in self.graphs],
             "breaks": [break_dict(item) for item in self.breaks],
             "guards": [asdict(guard) for guard in self.guards],
-            "expert_regions": [region_dict(region) for region in self.expert_regions],
+            "expert_regions": [region_dict(region, self.stays) for region in self.expert_regions],
             "sync_points": [sync_dict(point) for point in self.sync_points],
             "cuda_graph": self.cuda_graph,
             "recompiles": [asdict(item) for item in self.recompiles],
@@ -215,12 +224,13 @@ def inputs(graph: CapturedGraph) -> int:
     return sum(node.op == "placeholder" for node in graph.gm.graph.nodes)
 
 
-def region_dict(region: ExpertRegion) -> dict[str, Any]:
-    """A loop over experts as plain data; of what blocks it, the user's line and the expression in it."""
+def region_dict(region: ExpertRegion, stays: dict[RegionRow, Stays]) -> dict[str, Any]:
+    """A loop over experts as plain data; of what blocks it, the user's lines and the expressions in them."""
     known = asdict(replace(region, blocker=None))
     del known["blocker"]
-    excerpt = excerpt_of(region.blocker or ())
-    return {**known, "excerpt": None if excerpt is None else asdict(excerpt)}
+    why = stays.get(region_row(region), Stays(""))
+    found = [asdict(excerpt) for excerpt in why.excerpts]
+    return {**known, "excerpt": found[0] if found else None, "blocking": found if why.all_of_it else []}
 
 
 def break_dict(item: GraphBreak) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
+from .stays import Stays
 from .words import (
     COUNTING_STOPPED,
     ONLY_CAPTURED,
@@ -291,15 +292,15 @@ def text_cell(text: str, css: str = "") -> tuple[str, str]:
 
 def regions(report: Findings) -> str:
     rows = []
-    blockers = {region_row(region): region.blocker for region in report.expert_regions if region.blocker is not None}
     for row, count in Counter(map(region_row, report.expert_regions)).items():
-        where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
+        where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         times = f' <b title="the same line, captured {count} times">×{count}</b>' if count > 1 else ""
         if lowered:
             became = ('<span class="pill good">one operator</span>', "0")
         else:
-            line = shown_excerpt(excerpt_of(blockers.get(row, ())))
-            became = (f'<span class="pill bad">loop</span> {escape(refusal)}{line}', "1")
+            stays = report.stays.get(row, Stays(""))
+            lines = "".join(map(shown_excerpt, stays.excerpts))
+            became = (f'<span class="pill bad">loop</span> {escape(stays.sentence)}{lines}', "1")
         place_cell = (f'<span class="place">{escape(where)}</span>{times}', where)
         rows.append(
             [

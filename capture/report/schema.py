@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.5"
+VERSION = "1.6"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -64,7 +64,8 @@ SCHEMA: dict[str, Any] = {
         ),
         guards=many(record(source=TEXT, check=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
         expert_regions=many(
-            {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
+            {"type": "object", "required": [
+                "file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt", "blocking"]}
         ),
         sync_points=many(record(why=TEXT, operator=TEXT, **PLACE, function=TEXT, excerpt=maybe(EXCERPT))),
         cuda_graph=TEXT,

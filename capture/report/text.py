@@ -200,16 +200,13 @@ def regions(report: Findings, width: int) -> Group | None:
         right=("experts", "top-k", "saved"),
     )
     refusals: list[Text] = []
-    blockers = {region_row(region): region.blocker for region in report.expert_regions if region.blocker is not None}
     for row, count in Counter(map(region_row, report.expert_regions)).items():
-        where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
+        where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
         made.add_row(where + (f" ×{count}" if count > 1 else ""), idiom, experts, top_k, became, kernel, saved)
-        if refusal:
-            excerpt = excerpt_of(blockers.get(row, ()))
-            refusals.append(Text(f"why {where} stays a loop: {refusal}", style="red"))
-            if excerpt is not None:
-                refusals.append(excerpt_text(excerpt, width))
+        if (stays := report.stays.get(row)) is not None:
+            refusals.append(Text(f"why {where} stays a loop: {stays.sentence}", style="red"))
+            refusals += [excerpt_text(excerpt, width) for excerpt in stays.excerpts]
     return Group(made, *refusals)
 
 

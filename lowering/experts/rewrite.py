@@ -124,8 +124,8 @@ def replace_all(work: Work) -> None:
         for iterations in failed:
             iterations.anchors = [stands_for.get(anchor, anchor) for anchor in iterations.anchors]
         if len(refused) > 1:
-            why = next(iter(refused.values()))
-            region = ExpertRegion(*users_line(why.node), f"{len(refused)} experts, each behind a branch")
+            branch, why = next(iter(refused.items()))
+            region = ExpertRegion(*users_line(branch), f"{len(refused)} experts, each behind a branch")
             refuse(region, f"{DIFFERENT}: {why.reason}", why.node)
             work.regions.append(region)
         flat = flatten_rows(work)
