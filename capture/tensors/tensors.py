@@ -26,7 +26,7 @@ from ..heap.heap import Heap
 from ..python.telling import TellsInPython, may_warn
 from ..python.texts import Texts
 from ..regions.autograd_joins import Writes, refuse_doubt
-from ..torch_facts import torch_fakes, torch_private
+from ..torch_facts import torch_fakes, torch_private, torch_sizes
 from ..values.expert_numbers import number_of
 from ..values.numbers import is_open
 from ..values.opaque_tensor import UnfollowedTensor
@@ -77,7 +77,8 @@ def depends_on_data(function: Any, error: Exception) -> Break:
     """The graph break where an operator's fake says that it needs real values, or where there is none."""
     if torch_fakes.lacks_fake(error):
         return lacks_fake(function)
-    detail = f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}"
+    name, asked = getattr(function, "__name__", str(function)), torch_sizes.asked_by(error)
+    detail = f"{name} asks whether {asked}" if asked else f"{name}: {str(error).splitlines()[0][:160]}"
     return Break("data-dependent operator", detail, "write it without a branch or a size that depends on values")
 
 class TensorOperations:
@@ -512,11 +513,9 @@ class TensorOperations:
         except torch_private.DATA_DEPENDENT:
             if (known := self.speculate(value)) is not None:
                 return known
-            raise Break(
-                "data-dependent branch",
-                f"Python branches on {value}, {torch_private.kind_of_number(value)} that depends on values",
-                "use torch.where or a mask instead of the branch",
-            ) from None
+            asked = torch_sizes.in_words(value)
+            hint = "use torch.where or a mask instead of the branch"
+            raise Break("data-dependent branch", f"Python branches on {asked}", hint) from None
 
     # ------------------------------------------------------------------------------------------------------------------
     # Attributes

@@ -279,12 +279,6 @@ def depends_on_values(value: Any) -> bool:
     return (is_symbolic(value) or isinstance(value, torch.Tensor)) and bool(free_unbacked_symbols(value))
 
 
-def kind_of_number(value: Any) -> str:
-    """What a symbolic scalar that depends on values is computed of, for people: sizes alone, or other numbers too."""
-    sizes = getattr(value.node.shape_env, "size_like", ())
-    return "a size" if all(symbol in sizes for symbol in free_unbacked_symbols(value)) else "a number"
-
-
 def is_certain(condition: Any) -> bool:
     """Whether a comparison of sizes holds whatever they are; nothing is guarded."""
     return statically_known_true(condition)

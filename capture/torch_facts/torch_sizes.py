@@ -5,13 +5,15 @@ Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._sympy import functions
 from torch.utils._sympy.interp import handlers, sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
@@ -116,6 +118,24 @@ def expression_text(expression: Any, names: dict[Any, str]) -> str:
             return f"math.sqrt({self._print(number)})"
 
     return Printer().doprint(expression)
+
+
+def asked_by(error: Exception) -> str:
+    """What an operator asks of its tensors' sizes, where that is its error; else ""."""
+    return of_symbols(error.cond, error.cond.free_symbols) if isinstance(error, GuardOnDataDependentSymNode) else ""
+
+
+def in_words(value: Any) -> str:
+    """A symbolic scalar that depends on values, for people: ``n >= 3, where n is a size that …``."""
+    return of_symbols(value.node.expr, getattr(value.node.shape_env, "size_like", ()))
+
+
+def of_symbols(asked: Any, sizes: Collection[Any]) -> str:
+    symbols = sorted(asked.free_symbols, key=str)
+    names = dict(zip(symbols, itertools.chain("nmk", (f"n{i}" for i in range(len(symbols)))), strict=False))
+    kind = "size" if all(symbol in sizes for symbol in symbols) else "number"
+    said = " and ".join(names.values()) + (f" is a {kind}" if len(symbols) == 1 else f" are {kind}s")
+    return f"{expression_text(asked, names)}, where {said} that only the running step knows"
 
 
 CALLED = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a text may call

@@ -151,7 +151,7 @@ class TensorProxy:
 
     def describe(self) -> str:
         """``float32[4, 8]``."""
-        sizes = ", ".join(str(s) for s in self.fake.shape)
+        sizes = ", ".join("s" if type(size) is torch.SymInt else str(size) for size in self.fake.shape)
         return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
 
     __bool__ = __float__ = __complex__ = __len__ = __iter__ = refuse_number
