@@ -100,6 +100,12 @@ class Expert(nn.Module):
         self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
 
 
+@pytest.fixture(autouse=True)
+def time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks how fast a machine is."""
+    monkeypatch.setattr(stays, "LOOKED_FOR", 600.0)
+
+
 def reported(text: str, path: Path) -> Report:
     path.write_text(text)
     linecache.checkcache(str(path))
@@ -122,8 +128,7 @@ def is_lowered(report: Report) -> bool:
 @pytest.mark.share(24)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("planted", [*((one,) for one in SINGLE), *PAIRS], ids=lambda p: " AND ".join(s for _, s in p))
-def test_what_is_shown_is_what_blocks(loop: str, planted: tuple, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(stays, "LOOKED_FOR", 60.0)
+def test_what_is_shown_is_what_blocks(loop: str, planted: tuple, tmp_path: Path) -> None:
     text = HEAD + LOOPS[loop].format_map(dict.fromkeys(("begin", "inner", "rows", "end"), "pass") | dict(planted))
     lines = [*text.splitlines(), "    return out"]
     report = reported("\n".join(lines), tmp_path / "whole.py")
