@@ -46,9 +46,9 @@ class Contract:
     name: str
     needs: str
     promises: str
-    need: tuple[Check, ...]
-    promise: tuple[Check, ...]
     run: Callable[[Work], None]
+    need: tuple[Check, ...] = field(default_factory=lambda: (well_formed,))
+    promise: tuple[Check, ...] = field(default_factory=lambda: (well_formed,))
     wanted: Callable[[Work], bool] = lambda work: True
 
     def apply(self, work: Work) -> None:

@@ -43,7 +43,6 @@ from . import natives
 from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import CallParts
-from .specials import is_replaced
 from .substitutes import largest, smallest
 
 FLOATING = (float, complex, torch.SymFloat)
@@ -175,10 +174,8 @@ class BuiltinHandlers(CallParts):
         if kind in ATOMS or issubclass(type(value), natives.VIEWS) or kind in (tuple, frozenset):
             return len(value)
         method = self.attributes.on_type(kind, "__len__")
-        if is_replaced(method, "__len__"):
-            return checked_length(self.call(self.attributes.bind(method, value, kind), [], {}))
-        if is_kind(method, types.FunctionType):
-            return checked_length(self.call(method, [value], {}))
+        if (found := self.domain.by_own_method(method, "__len__", value)) is not ABSENT:
+            return checked_length(found)
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
         base: Any = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
@@ -200,15 +197,6 @@ class BuiltinHandlers(CallParts):
             return self.attributes.get(obj, name)
         except AttributeError:
             return default[0]
-
-    def set_attribute(self, obj: Any, name: str, value: Any) -> None:
-        self.attributes.set(obj, natives.specialised(name), value)
-
-    def delete_attribute(self, obj: Any, name: str) -> None:
-        self.attributes.delete(obj, natives.specialised(name))
-
-    def has_attribute(self, obj: Any, name: str) -> bool:
-        return self.attributes.has(obj, natives.specialised(name))
 
     def iterate(self, value: Any, *sentinel: Any) -> Any:
         if sentinel:
@@ -303,12 +291,6 @@ class BuiltinHandlers(CallParts):
         if is_kind(value[0], torch.SymBool | torch.SymInt):
             return bool(value[0])
         return self.domain.truth(value[0])
-
-    def any_of(self, values: Any) -> bool:
-        return any(self.domain.truth(v) for v in self.domain.native_iter(values))
-
-    def all_of(self, values: Any) -> bool:
-        return all(self.domain.truth(v) for v in self.domain.native_iter(values))
 
     def add_up(self, values: Any, start: Any = 0) -> Any:
         if type(start) in (str, bytes, bytearray):
@@ -476,14 +458,8 @@ class BuiltinHandlers(CallParts):
             return kind(member)
         raise Break(f"{kind.__name__}() in C", type(value).__name__, "convert it outside of the step")
 
-    def to_text(self, *args: Any, **kwargs: Any) -> Any:
-        return self.domain.text_of(*args, **kwargs)
-
     def format(self, value: Any, spec: Any = "") -> Any:
         return self.domain.format_value(value, "", natives.specialised(spec))
-
-    def to_repr(self, value: Any) -> Any:
-        return self.domain.repr_of(value)
 
     def to_ascii(self, value: Any) -> Any:
         text = natives.specialised(self.domain.repr_of(value), self.known)
