@@ -434,8 +434,8 @@ class Containers(Sets):
     def list_append(self, target: Any, value: Any) -> None:
         if type(target) is ConditionalList:
             target.append(value)
-            return
-        self.calls.container_method(target, list, "append", [value], {})
+        else:
+            self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:
         kind = type_of(values)

@@ -87,9 +87,7 @@ class Operators(Membership):
         kind = type(value)
         if kind in (np.ndarray, Array) and (found := self.array_calls.unary(op, value)) is not ABSENT:
             return found
-        if kind is Number and op in numbers.UNARY:
-            return self.numbers.apply(numbers.UNARY[op], value)
-        if kind in NUMPY_NUMBERS and op in numbers.UNARY:
+        if (kind is Number or kind in NUMPY_NUMBERS) and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:

@@ -268,6 +268,12 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def is_made_of(value: Any, symbols: set[Any]) -> bool:
+    """Whether a number that values decide is computed of these alone."""
+    found = free_unbacked_symbols(value) if is_symbolic(value) else set()
+    return bool(found) and found <= symbols
+
+
 def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
     """The order in which ``_group_tensors_by_device_and_dtype`` gives groups that it met in this one."""
     found = group_tensors_by_device_and_dtype([[torch.empty(0, device=place, dtype=kind) for place, kind in keys]])

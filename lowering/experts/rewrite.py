@@ -145,7 +145,7 @@ def replace_all(work: Work) -> None:
             found.idiom = grouped.IDIOM
     provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
-    if takes_rows(work):
+    if work.by_rows:
         replace_meeting(work)
     report_overlooked(work, reported)
 
@@ -457,18 +457,13 @@ def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool)
         fused = prove(make_claim, proof.STEPS, reader, storage)
         return fused, write_operator(fused, work.options, work.known)
     except Refused as refusal:
-        if refusal.step not in ABOUT_ROWS or not by_rows or not takes_rows(work):
+        if refusal.step not in ABOUT_ROWS or not (by_rows and work.by_rows):
             raise
         try:
             rows = prove(by_row.make_claim, by_row.STEPS, reader, storage)
             return rows, write_rows(rows)
         except Refused as other:
             raise refusal if other.step == "row by row" else other from None
-
-
-def takes_rows(work: Work) -> bool:
-    """Whether experts may be other projections than the operator's. (These are not placed on ranks.)"""
-    return work.by_rows
 
 
 def fill(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:

@@ -280,13 +280,10 @@ def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
 def same_value(reader: Reader, call: Call) -> Fact | None:
     """Views that keep the shape, copies, and dropout that is switched off."""
     fact = reader.fact(call["input"])
-    if call.name == "dropout" and draws(call.node):
+    if draws(call.node) if call.name == "dropout" else call.op.inplace:
         return None
-    if call.op.inplace and call.name != "dropout":
-        return None
-    if isinstance(fact, RowFunction | Slice) and same_shape(reader.shape(call["input"]), reader.shape(call.node)):
-        return fact
-    return None
+    same = same_shape(reader.shape(call["input"]), reader.shape(call.node))
+    return fact if same and isinstance(fact, RowFunction | Slice) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
