@@ -109,7 +109,7 @@ class Construction(CallParts):
                 return self.old_constructor(cls.dtype, args)
         if cls is torch.autograd.Variable and (made := self.legacy_variable(*args, **kwargs)) is not None:
             return made
-        if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
+        if issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.attributes.on_type(type(cls), "__call__")
         if asks_metaclass and not is_kind(meta_call, types.WrapperDescriptorType):

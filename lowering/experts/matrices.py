@@ -225,7 +225,8 @@ def written(down: fx.Node, rows: fx.Node, storage: Storage) -> Provisional | Non
         with graph.inserting_before(down):
             whole = add_call(graph, down, torch.reshape, core, (*flat.sizes(down), (shape_of(down) or ())[-1]))
     except NoExperts:
-        return erase_new(graph, before)
+        erase_new(graph, before)
+        return None
     for node in [node for node in graph.nodes if node not in before]:  # what another product may read
         storage.add(node)
     down.replace_all_uses_with(whole)
