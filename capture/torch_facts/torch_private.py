@@ -51,6 +51,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
+from moebius.lowering.torch_private import storage_of as storage_of
 
 from . import random_state
 from .torch_warnings import ON_FAKES as ON_FAKES
@@ -563,11 +564,6 @@ def owns_storage(tensor: torch.Tensor) -> bool:
 def is_fake(tensor: Any) -> bool:
     """Whether it is a fake tensor with a strided layout, nothing derived from one."""
     return type(tensor) in (FakeTensor, torch.nn.Parameter) and tensor.layout is torch.strided
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Something that two tensors have in common exactly if they share storage."""
-    return tensor.untyped_storage()._cdata
 
 
 class Joined(torch.autograd.Function):
