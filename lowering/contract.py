@@ -23,8 +23,9 @@ class Work:
     """What passes work on: the graph (theirs to change; capture's stays as it was), the options, the regions so far.
 
     loose: nodes that may have lost their last user. keep_loops: why no expert loop may be replaced, if so.
-    by_rows: whether experts may become projections of sorted rows, as all else was tried. known: values of operators
-    that were worked out, by their tensors' metadata and options. held: checks that hold, as no pass has run since.
+    by_rows: whether experts may become projections of sorted rows, as all else was tried. (These are not placed on
+    ranks.) known: values of operators that were worked out, by their tensors' metadata and options. held: checks that
+    hold, as no pass has run since.
     """
 
     gm: fx.GraphModule
@@ -46,9 +47,9 @@ class Contract:
     name: str
     needs: str
     promises: str
-    need: tuple[Check, ...]
-    promise: tuple[Check, ...]
     run: Callable[[Work], None]
+    need: tuple[Check, ...] = field(default_factory=lambda: (well_formed,))
+    promise: tuple[Check, ...] = field(default_factory=lambda: (well_formed,))
     wanted: Callable[[Work], bool] = lambda work: True
 
     def apply(self, work: Work) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import only_computes
-from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.contract import Contract, Work
 from moebius.lowering.experts.unrolled_loops import DRAWN
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import set_grad_enabled
@@ -18,8 +18,6 @@ CONTRACT = Contract(
     name="dead code",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, side effects and random numbers included",
-    need=(well_formed,),
-    promise=(well_formed,),
     run=lambda work: drop_dead_code(work),
 )
 

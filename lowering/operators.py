@@ -490,6 +490,13 @@ def given_to(node: fx.Node) -> dict[fx.Node, Any]:
     return dict(zip(loop_body(node).graph.find_nodes(op="placeholder"), call_operands(call), strict=True))
 
 
+def added_body(gm: fx.GraphModule, word: str, body: fx.GraphModule) -> str:
+    """The name of a new body of the graph's."""
+    name = next(n for n in (f"{word}_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
+    gm.add_module(name, body)
+    return name
+
+
 def loop_body(node: fx.Node) -> fx.GraphModule:
     """The body GraphModule of an expert_loop node."""
     reference = node.args[0] if node.args else node.kwargs["body"]

@@ -12,7 +12,6 @@ CONTRACT = Contract(
     promises="a well-formed graph of the same meaning, in which rows travel in the plan's number of chunks: the "
     "exchange of each is begun before the products of the one before, and what needs no results comes before the wait "
     "for them; exchanges stand in one order, the same on all ranks, as many for a rank without rows",
-    need=(well_formed,),
     promise=(well_formed, lambda gm: fault(gm)),
     run=lambda work: write_chunks(work),
     wanted=lambda work: chunks_of(work) > 1,

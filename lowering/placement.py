@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.contract import Contract, Work
 
 CONTRACT = Contract(
     name="placement",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning on every rank; without a mesh, the same graph",
-    need=(well_formed,),
-    promise=(well_formed,),
     run=lambda work: place_experts(work),
     wanted=lambda work: work.options.mesh is not None,
 )

@@ -165,6 +165,12 @@ def copy_node(graph: fx.Graph, node: fx.Node, place: Callable[[fx.Node], Any]) -
     return copy
 
 
+def erase_new(graph: fx.Graph, before: set[fx.Node]) -> None:
+    """Takes out again what a failed attempt wrote."""
+    for node in [node for node in reversed(graph.nodes) if node not in before]:
+        graph.erase_node(node)
+
+
 def apply(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What a call node's function or method gives for these arguments."""
     if node.op == "call_method":

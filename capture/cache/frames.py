@@ -44,10 +44,8 @@ def worth_capturing(function: types.FunctionType) -> bool:
         return False
     if code.co_name in ("<module>", "<lambda>"):
         return False
-    if code.co_varnames[:1] == (".0",):
-        # a comprehension's iterations, over an iterator that is there already: each would be a graph break
-        return False
-    return traceable(function) is None
+    # (a comprehension's iterations are over an iterator that is there already: each would be a graph break)
+    return code.co_varnames[:1] != (".0",) and traceable(function) is None
 
 
 def with_plain_arguments(function: types.FunctionType) -> types.FunctionType:

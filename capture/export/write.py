@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from ..errors import ExportError, LoadError
-from ..guards.recorder import tensor_meta
 from ..versions import __version__
 from .archive import to_json, write_archive
 from .checks import global_state
@@ -140,36 +139,32 @@ def stored(state: State, constants: dict[str, torch.Tensor]) -> tuple[dict[str, 
     tensors: dict[str, torch.Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in {**state.tensors, **constants}.items():
-        meta = tensor_meta(tensor)
         if not is_dense(tensor):
             raise ExportError(f"{name} has strides {tensor.stride()}; a file holds tensors without gaps and overlaps")
-        tensors[name] = dense(tensor)
-        described[name] = {
-            "dtype": encode(meta["dtype"])["dtype"],
-            "device": str(tensor.device),
-            "shape": list(meta["shape"]),
-            "stride": list(tensor.stride()),
-            "requires_grad": tensor.requires_grad,
-            "kind": type(tensor).__name__,
-        }
+        tensors[name], described[name] = dense(tensor), layout_of(tensor)
     for name in state.gradients:
         gradient = state.tensors[name].grad
         if gradient is None or not is_dense(gradient):
             raise ExportError(f"the gradient of {name} is gone, or has gaps; export right after a step")
         tensors[f"{name}.grad"] = dense(gradient)
-        described[f"{name}.grad"] = {
-            "dtype": encode(gradient.dtype)["dtype"],
-            "device": str(gradient.device),
-            "shape": list(gradient.shape),
-            "stride": list(gradient.stride()),
-            "requires_grad": False,
-            "kind": "Tensor",
-        }
+        described[f"{name}.grad"] = layout_of(gradient) | {"requires_grad": False, "kind": "Tensor"}
     return tensors, {
         "tensors": described,
         "fixed": list(state.fixed),
         "cells": state.values,
         "gradients": list(state.gradients),
+    }
+
+
+def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The JSON that says what a tensor is like, but for its numbers."""
+    return {
+        "dtype": encode(tensor.dtype)["dtype"],
+        "device": str(tensor.device),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "requires_grad": tensor.requires_grad,
+        "kind": type(tensor).__name__,
     }
 
 

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 class Store:
     """Base of the parts of ``Objects``. ``symbolic_places``: names of places whose value differs from call to call."""
 
+    # what other parts define
+    # for the heap, by kind of read: what a read would find now
+    what_is_now: Callable[[], dict[str, Callable[[Any, Any, Any], Any]]]
+    enter: Callable[[Any, Source], Any]  # the trace's value for one that was found at a place
+    entry_now: Callable[[Record, Any], Any]  # what is held at the key by now, ABSENT if nothing
+    # a known object was found at one more place: that it is the same one is a fact of today
+    met_again: Callable[[Record, Source, Any], None]
+
     def __init__(
         self,
         guards: GuardRecorder,
@@ -109,18 +117,6 @@ class Store:
         finally:
             self.inside.pop()
 
-    def what_is_now(self) -> dict[str, Callable[[Any, Any, Any], Any]]:
-        """For the heap, by kind of read: what a read would find now."""
-        raise NotImplementedError
-
-    def enter(self, value: Any, source: Source) -> Any:
-        """The trace's value for one that was found at a place."""
-        raise NotImplementedError
-
-    def entry_now(self, record: Record, key: Any) -> Any:
-        """What is held at the key by now, ABSENT if nothing."""
-        raise NotImplementedError
-
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
 
@@ -138,10 +134,6 @@ class Store:
         elif not is_kind(source, str):
             self.met_again(record, source, obj)
         return record
-
-    def met_again(self, record: Record, source: Source, value: Any) -> None:
-        """A known object was found at one more place: that it is the same one is a fact of today."""
-        raise NotImplementedError
 
     def need(self, obj: Any) -> Record:
         """The record of an object that existed before; a graph break if nobody knows where it came from."""

@@ -456,24 +456,17 @@ class Attributes(Slots):
         kind = type(obj)
         if kind is TensorProxy and name == "grad":
             self.gradients.write(obj, value)
-            return
-        if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
+        elif kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
             self.gradients.switch(obj, self.tensors.flag(value))
-            return
-        if kind is TensorProxy and name == "data" and issubclass(type(value), TensorProxy):
+        elif kind is TensorProxy and name == "data" and issubclass(type(value), TensorProxy):
             assign_data(self.tensors, obj, value)
-            return
-        if kind is TensorProxy:
+        elif kind is TensorProxy:
             tensor_attributes.assign(self, obj, name, value)
-            return
-        if issubclass(type(obj), type):
+        elif issubclass(type(obj), type):
             self.set_on_class(obj, name, value)
-            return
-        if issubclass(type(obj), types.ModuleType):
+        elif issubclass(type(obj), types.ModuleType):
             self.set_generic(obj, name, value)
-            return
-        setter = self.on_type(kind, "__setattr__")
-        if not is_generic(setter, "__setattr__"):
+        elif not is_generic(setter := self.on_type(kind, "__setattr__"), "__setattr__"):
             self.call(self.bind(setter, obj, kind), [name, value], {})
         elif kind is threading.local and not hasattr(kind, name) and self.objects.record_of(obj) is not None:
             self.objects.dict_set(self.dict_of_thread(self.objects.need(obj)), name, value)

@@ -43,7 +43,6 @@ from . import natives
 from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import CallParts
-from .specials import is_replaced
 from .substitutes import largest, smallest
 
 FLOATING = (float, complex, torch.SymFloat)
@@ -175,10 +174,8 @@ class BuiltinHandlers(CallParts):
         if kind in ATOMS or issubclass(type(value), natives.VIEWS) or kind in (tuple, frozenset):
             return len(value)
         method = self.attributes.on_type(kind, "__len__")
-        if is_replaced(method, "__len__"):
-            return checked_length(self.call(self.attributes.bind(method, value, kind), [], {}))
-        if is_kind(method, types.FunctionType):
-            return checked_length(self.call(method, [value], {}))
+        if (found := self.domain.by_own_method(method, "__len__", value)) is not ABSENT:
+            return checked_length(found)
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
         base: Any = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
@@ -200,15 +197,6 @@ class BuiltinHandlers(CallParts):
             return self.attributes.get(obj, name)
         except AttributeError:
             return default[0]
-
-    def set_attribute(self, obj: Any, name: str, value: Any) -> None:
-        self.attributes.set(obj, natives.specialised(name), value)
-
-    def delete_attribute(self, obj: Any, name: str) -> None:
-        self.attributes.delete(obj, natives.specialised(name))
-
-    def has_attribute(self, obj: Any, name: str) -> bool:
-        return self.attributes.has(obj, natives.specialised(name))
 
     def iterate(self, value: Any, *sentinel: Any) -> Any:
         if sentinel:
@@ -304,12 +292,6 @@ class BuiltinHandlers(CallParts):
             return bool(value[0])
         return self.domain.truth(value[0])
 
-    def any_of(self, values: Any) -> bool:
-        return any(self.domain.truth(v) for v in self.domain.native_iter(values))
-
-    def all_of(self, values: Any) -> bool:
-        return all(self.domain.truth(v) for v in self.domain.native_iter(values))
-
     def add_up(self, values: Any, start: Any = 0) -> Any:
         if type(start) in (str, bytes, bytearray):
             return sum((), start)  # Python's own error
@@ -401,32 +383,32 @@ class BuiltinHandlers(CallParts):
         return self.objects.made([items[i] for i in order])
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
-        if args and (len(args) > 1 or kwargs):  # a text and a base: of a number Python's own error
-            args = (natives.specialised(args[0], self.known), *map(self.domain.as_index, args[1:]))
-        if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
-            return args[0].value
-        if args and type(args[0]) is Array and len(args) == 1 and not kwargs:
-            return self.to_int(args[0].number())
-        if args and type(args[0]) is Bound and len(args) == 1 and not kwargs:
-            return args[0].number
-        if args and is_kind(args[0], torch.SymInt):
-            return args[0]
-        if args and type(args[0]) is torch.SymFloat:
-            return torch_sizes.truncated(args[0])
-        if args and type(args[0]) is torch.SymBool:
-            return int(self.tensors.symbolic_truth(args[0]))
-        if args and type(args[0]) is Number:
-            return args[0] if args[0].kind is int else self.numbers.apply(int, args[0])
-        if len(args) == 1 and not kwargs and type(args[0]) in NUMPY_NUMBERS:
-            return self.numbers.apply(int, args[0])
-        if args and is_kind(args[0], TensorProxy):
-            if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
-                if (number := self.tensors.item(args[0])) is not None:
-                    return number
-            raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
-        if args and not natives.is_plain(args[0], self.known):
-            return self.by_method(args[0], ("__int__", "__index__"), int)
-        return int(*args, **kwargs)
+        if len(args) != 1 or kwargs:  # a text and a base: of a number Python's own error
+            value = [natives.specialised(one, self.known) for one in args[:1]]
+            return int(*value, *map(self.domain.as_index, args[1:]), **kwargs)
+        (value,) = args
+        kind = type(value)
+        if kind is ArrayNumber:
+            return value.value
+        if kind is Array:
+            return self.to_int(value.number())
+        if kind is Bound:
+            return value.number
+        if kind is torch.SymInt or kind is Number and value.kind is int:
+            return value
+        if kind is torch.SymFloat:
+            return torch_sizes.truncated(value)
+        if kind is torch.SymBool:
+            return int(self.tensors.symbolic_truth(value))
+        if kind is Number or kind in NUMPY_NUMBERS:
+            return self.numbers.apply(int, value)
+        if is_kind(value, TensorProxy):
+            if value.fake.dtype in INTEGERS and (number := self.tensors.item(value)) is not None:
+                return number
+            raise Break("tensor read as a number", f"int() of a tensor {value.describe()}", "keep it in a tensor")
+        if not natives.is_plain(value, self.known):
+            return self.by_method(value, ("__int__", "__index__"), int)
+        return int(value)
 
     def to_whole(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -439,19 +421,20 @@ class BuiltinHandlers(CallParts):
     def to_float(self, *args: Any) -> Any:
         if len(args) != 1:
             return float(*args)  # Python's own answer or error
-        if args and type(args[0]) is Array:
-            return self.to_float(args[0].number())
-        if args and type(args[0]) is Number:
-            return args[0] if args[0].kind is float else self.numbers.apply(float, args[0])
-        if args and is_kind(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
-            return self.to_float(number)
-        if args and is_kind(args[0], TensorProxy):
-            raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
-        if args and type(args[0]) in (torch.SymInt, torch.SymFloat):
-            return torch.sym_float(args[0])
-        if args and not natives.is_plain(args[0], self.known):
-            return self.by_method(args[0], ("__float__", "__index__"), float)
-        return torch.sym_float(args[0]) if args and is_kind(args[0], SYMBOLIC) else float(*args)
+        (value,) = args
+        if type(value) is Array:
+            return self.to_float(value.number())
+        if type(value) is Number:
+            return value if value.kind is float else self.numbers.apply(float, value)
+        if is_kind(value, TensorProxy):
+            if (number := self.tensors.item(value)) is not None:
+                return self.to_float(number)
+            raise Break("tensor read as a number", f"float() of a tensor {value.describe()}", "keep it in a tensor")
+        if type(value) in (torch.SymInt, torch.SymFloat):
+            return torch.sym_float(value)
+        if not natives.is_plain(value, self.known):
+            return self.by_method(value, ("__float__", "__index__"), float)
+        return float(value)
 
     def number_operand(self, function: Any, value: Any) -> Any:
         """What a function in C that computes looks into: of a tensor, the number that its ``__float__`` gives."""
@@ -476,14 +459,8 @@ class BuiltinHandlers(CallParts):
             return kind(member)
         raise Break(f"{kind.__name__}() in C", type(value).__name__, "convert it outside of the step")
 
-    def to_text(self, *args: Any, **kwargs: Any) -> Any:
-        return self.domain.text_of(*args, **kwargs)
-
     def format(self, value: Any, spec: Any = "") -> Any:
         return self.domain.format_value(value, "", natives.specialised(spec))
-
-    def to_repr(self, value: Any) -> Any:
-        return self.domain.repr_of(value)
 
     def to_ascii(self, value: Any) -> Any:
         text = natives.specialised(self.domain.repr_of(value), self.known)

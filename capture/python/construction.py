@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import DICTS, FACTORY, FILLED_BY_C, made_by_c
+from ..heap.records import DICTS, FACTORY, FILLED_BY_C, HEAP_TYPE, made_by_c
 from ..hook import ABSENT
 from ..tensors.index_lists import index_range
 from ..torch_facts import torch_private
@@ -109,7 +109,7 @@ class Construction(CallParts):
                 return self.old_constructor(cls.dtype, args)
         if cls is torch.autograd.Variable and (made := self.legacy_variable(*args, **kwargs)) is not None:
             return made
-        if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
+        if issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.attributes.on_type(type(cls), "__call__")
         if asks_metaclass and not is_kind(meta_call, types.WrapperDescriptorType):
@@ -244,14 +244,8 @@ class Construction(CallParts):
             target = getattr(base, "update", None) or base.extend
             target(owner, self.listed(args[0]) if base is list else list(self.members(args[0])))
 
-    def make_dict(self, *args: Any, **kwargs: Any) -> dict:
-        return self.objects.made(self.filled(dict(), args, kwargs))
-
-    def make_ordered(self, *args: Any, **kwargs: Any) -> Any:
-        return self.objects.made(self.filled(collections.OrderedDict(), args, kwargs))
-
     def make_default_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.objects.made(self.filled(collections.defaultdict(*args[:1]), args[1:], kwargs))
+        return self.filled(collections.defaultdict(*args[:1]), args[1:], kwargs)
 
     def filled(self, made: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if len(args) > 1:
@@ -259,7 +253,7 @@ class Construction(CallParts):
         if args:
             made.update(self.mapping_or_items(args[0], type(made)))
         made.update(kwargs)
-        return made
+        return self.objects.made(made)
 
     def make_set(self, *args: Any) -> Any:
         if len(args) > 1:
@@ -285,7 +279,7 @@ class Construction(CallParts):
 
 def owned_by(cls: type) -> bool:
     """Whether all classes of C code in the MRO are ones whose layout we can follow."""
-    solid = [b for b in cls.__mro__ if not b.__flags__ & (1 << 9)]  # not a heap type
+    solid = [b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE]
     return all(b in ALLOCATED or b is typing.Generic for b in solid)
 
 

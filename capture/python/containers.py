@@ -84,6 +84,12 @@ class Containers(Sets):
     def del_attr(self, obj: Any, name: str) -> None:
         self.attributes.delete(obj, name)
 
+    def by_own_method(self, method: Any, name: str, obj: Any, *args: Any) -> Any:
+        """What a special method gives, ``method`` of the object's class; ABSENT where that is C's own, or nothing."""
+        if is_replaced(method, name):
+            return self.call(self.attributes.bind(method, obj, type(obj)), [*args], {})
+        return self.call(method, [obj, *args], {}) if is_kind(method, types.FunctionType) else ABSENT
+
     def get_item(self, obj: Any, key: Any) -> Any:
         obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
@@ -99,10 +105,8 @@ class Containers(Sets):
         if is_kind(obj, type):
             return self.class_subscript(obj, key)
         method = self.attributes.on_type(kind, "__getitem__")
-        if is_replaced(method, "__getitem__"):
-            return self.call(self.attributes.bind(method, obj, kind), [key], {})
-        if is_kind(method, types.FunctionType):
-            return self.call(method, [obj, key], {})
+        if (found := self.by_own_method(method, "__getitem__", obj, key)) is not ABSENT:
+            return found
         base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
         if kind in (list, dict) and type(key) in OPEN_KEYS and (found := self.found_in_table(obj, key)) is not ABSENT:
             return found
@@ -233,11 +237,7 @@ class Containers(Sets):
             self.tensors.set_item(obj, self.tensor_index(obj, key), value)
             return
         method = self.attributes.on_type(kind, "__setitem__")
-        if is_replaced(method, "__setitem__"):
-            self.call(self.attributes.bind(method, obj, kind), [key, value], {})
-            return
-        if is_kind(method, types.FunctionType):
-            self.call(method, [obj, key, value], {})
+        if self.by_own_method(method, "__setitem__", obj, key, value) is not ABSENT:
             return
         base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
         if base is None:
@@ -265,11 +265,7 @@ class Containers(Sets):
     def del_item(self, obj: Any, key: Any) -> None:
         kind = type(obj)
         method = self.attributes.on_type(kind, "__delitem__")
-        if is_replaced(method, "__delitem__"):
-            self.call(self.attributes.bind(method, obj, kind), [key], {})
-            return
-        if is_kind(method, types.FunctionType):
-            self.call(method, [obj, key], {})
+        if self.by_own_method(method, "__delitem__", obj, key) is not ABSENT:
             return
         base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
         if base is None:
@@ -281,9 +277,6 @@ class Containers(Sets):
             return
         self.objects.touch(obj)
         base.__delitem__(self.objects.contents(obj), key if base in DICTS else self.as_index(key))
-
-    def make_slice(self, *parts: Any) -> Any:
-        return slice(*parts)
 
     def plain_contents(self, value: Any) -> Any:
         """Known containers in an argument replaced by what stands for them, so that C code may read them."""
@@ -341,10 +334,8 @@ class Containers(Sets):
                 self.walks.refuse(value)
             return value
         method = self.attributes.on_type(kind, "__iter__")
-        if is_replaced(method, "__iter__"):
-            return self.call(self.attributes.bind(method, value, kind), [], {})
-        if is_kind(method, types.FunctionType):
-            return self.call(method, [value], {})
+        if (found := self.by_own_method(method, "__iter__", value)) is not ABSENT:
+            return found
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
             held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
@@ -443,8 +434,8 @@ class Containers(Sets):
     def list_append(self, target: Any, value: Any) -> None:
         if type(target) is ConditionalList:
             target.append(value)
-            return
-        self.calls.container_method(target, list, "append", [value], {})
+        else:
+            self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:
         kind = type_of(values)

@@ -61,59 +61,10 @@ def takes_floats(function: Any) -> bool:
 
 OF_FLOATS: frozenset[Any] = frozenset(f for f in OF_NUMBERS if f.__module__ == "math" and takes_floats(f))
 PURE: frozenset[Any] = frozenset(
-    {
-        abs,
-        bin,
-        chr,
-        divmod,
-        format,
-        hash,
-        hex,
-        max,
-        min,
-        oct,
-        ord,
-        pow,
-        repr,
-        round,
-        sum,
-        all,
-        any,
-        sorted,
-        *OF_NUMBERS,
-        *(f for f in vars(operator).values() if is_kind(f, types.BuiltinFunctionType)),
-        re.escape,
-        os.fspath,
-        bisect.bisect_left,
-        bisect.bisect_right,
-        torch.promote_types,
-        torch.can_cast,
-        torch.is_floating_point,
-        torch.is_complex,
-        torch.is_tensor,
-        torch.is_grad_enabled,
-        torch.is_inference_mode_enabled,
-        torch.is_autocast_enabled,
-        torch.is_autocast_cache_enabled,
-        *torch_private.STATE_READERS,
-    }
-) - {
-    operator.setitem,
-    operator.delitem,
-    operator.getitem,
-    operator.contains,
-    operator.is_,
-    operator.is_not,
-    operator.truth,
-    operator.not_,
-    operator.iadd,
-    operator.iconcat,
-    operator.eq,
-    operator.ne,
-    operator.length_hint,
-    operator.countOf,
-    operator.indexOf,
-}
+    {*OF_NUMBERS, ord, re.escape, os.fspath, bisect.bisect_left, bisect.bisect_right, operator.abs, operator.inv,
+     operator.index, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.is_autocast_cache_enabled,
+     *torch_private.STATE_READERS}
+)  # fmt: skip
 
 # Those whose first argument is a list that they read.
 READS_LISTS: frozenset[Any] = frozenset({bisect.bisect_left, bisect.bisect_right})

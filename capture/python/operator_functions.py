@@ -36,7 +36,8 @@ def functions_over(domain: Parts) -> dict[Any, Callable[..., Any]]:
     meaning |= {function: (1, functools.partial(domain.unary, op)) for op, (function, _) in UNARIES.items()}
     meaning[operator.index] = (1, functools.partial(index_of, domain))
     meaning[operator.concat] = (2, functools.partial(sequences_joined, domain))
-    return {function: functools.partial(applied, function, *how) for function, how in meaning.items()}
+    functions = {function: functools.partial(applied, function, *how) for function, how in meaning.items()}
+    return functions | {operator.call: lambda function, *args, **kwargs: domain.call(function, [*args], kwargs)}
 
 
 def applied(function: Callable[..., Any], count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,10 @@ from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
+from moebius.interpreter.domain.operators import STEMS as DUNDERS
 
 from ..heap.objects import identified
-from ..heap.records import CONTAINERS, DICTS
+from ..heap.records import CONTAINERS, DICTS, HEAP_TYPE
 from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
@@ -69,10 +70,6 @@ def is_unknown_to_sympy(op: str, left: Any, right: Any) -> bool:
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 TRUE = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)  # always, in C
-DUNDERS = {
-    "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or",
-    "**": "pow", ">>": "rshift", "-": "sub", "/": "truediv", "^": "xor",
-}  # fmt: skip
 NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 # make another container of one
 COPYING = frozenset("or_ add mul imul __or__ __ror__ __add__ __mul__ __rmul__ __imul__".split())
@@ -90,9 +87,7 @@ class Operators(Membership):
         kind = type(value)
         if kind in (np.ndarray, Array) and (found := self.array_calls.unary(op, value)) is not ABSENT:
             return found
-        if kind is Number and op in numbers.UNARY:
-            return self.numbers.apply(numbers.UNARY[op], value)
-        if kind in NUMPY_NUMBERS and op in numbers.UNARY:
+        if (kind is Number or kind in NUMPY_NUMBERS) and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
@@ -514,7 +509,7 @@ class Operators(Membership):
                 f"a {kind.__module__}.{kind.__qualname__} that existed before the step takes part in arithmetic",
                 "convert it to a plain number before the step: int(x), float(x)",
             )
-        if kind.__flags__ & (1 << 9):
+        if kind.__flags__ & HEAP_TYPE:
             for name in names:
                 self.attributes.on_type(kind, name)
 

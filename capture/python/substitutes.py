@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from moebius.interpreter import is_kind
 
+from ..heap.records import HEAP_TYPE
 from ..torch_facts import torch_private
 
 # What copy.copy() has a function of its own for (up to 3.14 a table), private names read on 3.11.7 to 3.15.0.
@@ -318,7 +319,6 @@ COPIED_AS_THEMSELVES = frozenset(
      types.FunctionType, types.BuiltinFunctionType, property, torch.dtype, torch.device, torch.layout}
 )  # fmt: skip
 COPY_IS_METHOD = frozenset({list, dict, set})
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 
 # Those that hold whether backward and the optimizer are in the graph or not.
 ANYWHERE: dict[Any, Callable[..., Any]] = {

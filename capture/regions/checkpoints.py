@@ -104,23 +104,19 @@ class Checkpoints:
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
         if selective is not None:
             selective.ask(begin, preserve)
-        name = self.place()
-        if not reentrant:
+        if reentrant:
+            if [torch_private.version_of(p.fake) for p in given] != versions:
+                raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
+            result = self.leave(begin, given, result)
+            left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
+        else:
             again.nodes = list(after(begin))
-            inside = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))} - {None}
-            applied = Applied(name, frozenset(inside), None, read.is_unchanged, read=read, node=begin)
-            applied.ask_later = self.ask_later
-            if read.changes_older:
-                applied.is_unchanged, applied.unseen = again.is_the_same, True
-            self.gradients.applied(applied)
+            left = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))}
             self.mark(end_checkpoint)
-            return result
-        if [torch_private.version_of(p.fake) for p in given] != versions:
-            raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
-        result = self.leave(begin, given, result)
-        left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
-        applied = Applied(name, frozenset(left - {None}), None, read.is_unchanged, read=read, node=begin)
+        applied = Applied(self.place(), frozenset(left - {None}), None, read.is_unchanged, read=read, node=begin)
         applied.ask_later = self.ask_later
+        if read.changes_older and not reentrant:
+            applied.is_unchanged, applied.unseen = again.is_the_same, True
         self.gradients.applied(applied)
         return result
 

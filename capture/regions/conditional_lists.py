@@ -185,18 +185,13 @@ class Lists:
         self.wanted: set[Site] = set()
         self.refused: set[Site] = set()
         self.made_at: dict[int, Site] = {}
-        self.counts: set[Any] = set()  # symbols of how many items such lists have
+        self.counts: set[Any] = set()  # symbols of how many items such lists have: most often there are some
 
     def refuse(self, site: Site) -> None:
         self.refused.add(site)
 
     def count(self, items: torch.SymInt) -> None:
         self.counts.add(torch_private.expression(items))
-
-    def is_of_counts(self, value: Any) -> bool:
-        """Whether a condition asks for nothing but how many items such lists have: most often there are some."""
-        symbols = torch_private.free_unbacked_symbols(value) if torch_private.is_symbolic(value) else set()
-        return bool(symbols) and symbols <= self.counts
 
     def make(self, items: list) -> Any:
         """A list display."""

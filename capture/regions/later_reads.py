@@ -29,6 +29,7 @@ from ..heap.objects import SameItems
 from ..heap.records import contents_of, raw_dict
 from ..heap.tensor_attributes import SWITCHED
 from ..hook import ABSENT
+from ..python.switches import as_tuple
 from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, TensorProxy
 
 if TYPE_CHECKING:
@@ -248,10 +249,6 @@ class LaterReads:
     def answer(self, ask: Callable[[], Any], key: Any, value: Any) -> None:
         """Of a cached function, or of what chooses one: it is asked for it natively, as the call's guards do."""
         self.holds("a cached answer", functools.partial(same_in, ask, value))
-
-
-def as_tuple(ask: Callable[[], list]) -> tuple:
-    return tuple(ask())
 
 
 def as_weak(obj: Any) -> Callable[[], Any]:

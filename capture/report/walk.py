@@ -222,12 +222,8 @@ class Walk(cmd.Cmd):
         """q(uit): leave."""
         return True
 
-    def do_EOF(self, arg: str) -> bool:
-        """The end of the input leaves."""
-        return True
-
     do_s, do_n, do_c, do_b, do_w, do_u, do_d = do_step, do_next, do_continue, do_break, do_where, do_up, do_down
-    do_l, do_g, do_q, do_h = do_list, do_guards, do_quit, do_help
+    do_l, do_g, do_q, do_h, do_EOF = do_list, do_guards, do_quit, do_help, do_quit
 
     # ------------------------------------------------------------------------------------------------------------------
     # What they share

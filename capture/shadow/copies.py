@@ -6,12 +6,13 @@ import copy
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..python.reach import code_names
 from ..torch_facts import torch_private
 
 LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "moebius", "transformers", "numpy", "triton"))
@@ -78,7 +79,7 @@ class FunctionCopies:
         twin.__dict__.update(function.__dict__)
         self.memo[id(function)] = twin
         self.memo.setdefault(id(self.memo), []).append(function)
-        for name in names_of(function.__code__):
+        for name in code_names(function.__code__):
             if name in globals_:
                 namespace[name] = self.value(f"global {name}", globals_[name])
         for free, old, new in zip(function.__code__.co_freevars, function.__closure__ or (), cells, strict=True):
@@ -113,14 +114,6 @@ def cell_contents(cell: types.CellType) -> Any:
 
 def library(function: types.FunctionType) -> bool:
     return (function.__module__ or "").split(".")[0] in LIBRARIES
-
-
-def names_of(code: types.CodeType) -> Iterator[str]:
-    """Names that the code, or code inside it, looks up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_of(constant)
 
 
 class RandomState:

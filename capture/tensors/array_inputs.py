@@ -9,7 +9,6 @@ tensors lie there. Rows of such an array (``buffer.states[chosen]``) are an arra
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from ..values.formulas import AtSource, OfType
 from ..values.numbers import Number, number_kind, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain, is_taken_by_tensors
 from ..values.values import Break, TensorProxy
-from .arrays import KINDS, Array, Arrays
+from .arrays import KINDS, Array, Arrays, numpy
 from .foreign_memory import owns_memory
 from .numbers import numbers_in, today_of
 
@@ -37,11 +36,6 @@ INTS = (int, torch.SymInt)
 WHOLE = (int, torch.SymInt, NoneType)  # what a slice has, and an index of one row
 INDEX_TYPES = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
-
-
-def numpy() -> Any:
-    """The module, if the program has loaded it."""
-    return sys.modules.get("numpy")
 
 
 def is_array(value: Any) -> bool:

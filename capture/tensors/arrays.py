@@ -263,8 +263,6 @@ class Array(SymbolicObject):
         parts = key if type(key) is tuple else (key,)
         if len(parts) == self.fake.dim() and all(type(part) in (int, torch.SymInt) for part in parts):
             return self.arrays.item(self, parts)
-        if not self.of_integers():
-            return self.part(key)
         return self.part(key)
 
     def part(self, key: Any) -> Array:
@@ -374,11 +372,6 @@ class Arrays:
         self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
         self.calls: Calls  # what numpy computes of them
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
-
-    def is_of_lengths(self, value: Any) -> bool:
-        """Whether a condition asks for nothing but such a length."""
-        symbols = torch_private.free_unbacked_symbols(value) if torch_private.is_symbolic(value) else set()
-        return bool(symbols) and symbols <= self.lengths
 
     def made(self, value: Any) -> Any:
         return self.objects.made(value)

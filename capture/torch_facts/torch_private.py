@@ -51,6 +51,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
+from moebius.lowering.torch_private import storage_of as storage_of
 
 from . import random_state
 from .torch_warnings import ON_FAKES as ON_FAKES
@@ -266,6 +267,12 @@ def kept_out(function: Any) -> bool:
 def is_symbolic(value: object) -> bool:
     """Whether the value is one of torch's symbolic scalars."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_made_of(value: Any, symbols: set[Any]) -> bool:
+    """Whether a number that values decide is computed of these alone."""
+    found = free_unbacked_symbols(value) if is_symbolic(value) else set()
+    return bool(found) and found <= symbols
 
 
 def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
@@ -551,11 +558,6 @@ def owns_storage(tensor: torch.Tensor) -> bool:
 def is_fake(tensor: Any) -> bool:
     """Whether it is a fake tensor with a strided layout, nothing derived from one."""
     return type(tensor) in (FakeTensor, torch.nn.Parameter) and tensor.layout is torch.strided
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Something that two tensors have in common exactly if they share storage."""
-    return tensor.untyped_storage()._cdata
 
 
 class Joined(torch.autograd.Function):

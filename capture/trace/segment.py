@@ -36,6 +36,7 @@ from ..guards.program import CompiledGuards
 from ..guards.shapes import guard_sizes
 from ..heap.identities import is_bare
 from ..heap.objects import Objects
+from ..heap.records import HEAP_TYPE
 from ..options import Options
 from ..report.failure import lowering_failed
 from ..report.records import GraphBreak
@@ -48,7 +49,6 @@ from .blockers import name_blockers
 from .failures import FailureHandler
 from .trace import ASK_NUMBERS, Trace
 
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
 
 

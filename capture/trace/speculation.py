@@ -118,7 +118,7 @@ class Speculation:
         self.met[branch] += 1
         place = f"{branch}, {self.met[branch]}"
         expected = trace.assumptions.predictions.get(place)
-        if trace.domain.arrays.is_of_lengths(value):
+        if torch_private.is_made_of(value, trace.domain.arrays.lengths):
             expected = True  # nothing can be followed the other way
         else:
             expected = self.way(branch, value, expected)
@@ -187,7 +187,7 @@ class Speculation:
             innermost = self.trace.frames()[-1]
             told = without_error(innermost.frame, innermost.pc)
             if told is None:
-                told = self.lists.is_of_counts(value) or is_of_all(value)
+                told = torch_private.is_made_of(value, self.lists.counts) or is_of_all(value)
         return told
 
     def peek(self, value: Any) -> bool | None:

@@ -28,9 +28,7 @@ def number_of(node: Any) -> int | None:
         value = node.meta.get("val")
         if not is_kind(value, torch.Tensor) or value.dtype not in WIDE:
             return None
-        if not all(is_certain(size == 1) for size in value.shape):
-            return None
-        if not unwritten(node):
+        if not all(is_certain(size == 1) for size in value.shape) or not unwritten(node):
             return None
         if EXPERT in node.meta:
             return int(node.meta[EXPERT])

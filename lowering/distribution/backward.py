@@ -75,7 +75,7 @@ def _reaches(region: fx.Node, end: fx.Node) -> bool:
         for user in node.users:
             if user is end:
                 return True
-            if user not in seen and any(value.requires_grad for value in _tensors(user)):
+            if user not in seen and any(value.requires_grad for value in tensors_of(user)):
                 seen.add(user)
                 pending.append(user)
     return False
@@ -86,9 +86,9 @@ def _digest(span: list[fx.Node]) -> int:
     numbers: dict[fx.Node, int] = {}
     lines: list[tuple[Any, ...]] = []
     for node in span:
-        tensors = _tensors(node)
+        tensors = tensors_of(node)
         if tensors or node.meta.get("val") is None:
-            inputs = [numbers.get(item, -1 - _needs(item)) for item in node.all_input_nodes if _tensors(item)]
+            inputs = [numbers.get(item, -1 - _needs(item)) for item in node.all_input_nodes if tensors_of(item)]
             name = getattr(node.target, "__name__", str(node.target))
             numbers[node] = len(lines)
             lines.append((node.op, name, inputs, [value.requires_grad for value in tensors]))
@@ -96,8 +96,8 @@ def _digest(span: list[fx.Node]) -> int:
 
 
 def _needs(node: fx.Node) -> bool:
-    return any(value.requires_grad for value in _tensors(node))
+    return any(value.requires_grad for value in tensors_of(node))
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from moebius.kernels import experts
-from moebius.lowering.distribution.backward import promises
+from moebius.lowering.distribution.backward import promises, tensors_of
 from moebius.lowering.distribution.exchange import reached_experts, remember_axis
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, outline, own_experts
 from moebius.lowering.distribution.placement import place_parameters, stays_whole, to_graph_input
@@ -261,13 +261,9 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 def _of_the_step(parameter: fx.Node, regions: set[fx.Node]) -> set[fx.Node]:
     """The users of a parameter that belong to backward and the optimizer: they take the parameter itself, wherever its
     rows are. (None, where nothing writes into it or asks for its gradient.)"""
-    own = {u for u in parameter.users if u not in regions and all(v.grad_fn is None for v in _tensors(u))}
-    touched = any(not (found := _tensors(u)) or any(v is parameter.meta.get("val") for v in found) for u in own)
+    own = {u for u in parameter.users if u not in regions and all(v.grad_fn is None for v in tensors_of(u))}
+    touched = any(not (found := tensors_of(u)) or any(v is parameter.meta.get("val") for v in found) for u in own)
     return own if touched or any(is_backward(node) for node in parameter.graph.nodes) else set()
-
-
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
 
 
 def _number_of(region: fx.Node) -> str:
@@ -308,7 +304,7 @@ def _gather_where_used(gm: fx.GraphModule) -> None:
     if any(_of_the_step(item, set()) for item in on_ranks):
         for item in on_ranks:
             item.meta["placement"] = "as is"
-            for user in [user for user in item.users if any(value.grad_fn is not None for value in _tensors(user))]:
+            for user in [user for user in item.users if any(value.grad_fn is not None for value in tensors_of(user))]:
                 with gm.graph.inserting_before(user):
                     whole = gm.graph.call_function(to_graph_input, (item, "shard→full"))
                 whole.meta = dict(item.meta)

@@ -223,9 +223,7 @@ def is_ascending(source: Any) -> bool:
     while isinstance(node, fx.Node) and (call := read_call(node)) is not None:
         if call.name in LISTS:
             return call.name != "unique" or call["sorted"] is True
-        if call.name not in VIEWS:
-            return False
-        if call.name == "getitem" and reverses(call["index"]):
+        if call.name not in VIEWS or (call.name == "getitem" and reverses(call["index"])):
             return False
         node = call["input"]
     return False

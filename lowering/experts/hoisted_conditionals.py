@@ -44,6 +44,7 @@ from moebius.lowering.operators import (
     ELEMENTWISE,
     NEVER_FAILING,
     Call,
+    added_body,
     draws,
     given_to,
     is_pure,
@@ -59,6 +60,7 @@ from moebius.lowering.values import (
     computed_of,
     copy_node,
     dtype_of,
+    erase_new,
     is_floating,
     put_before,
     same_shape,
@@ -246,8 +248,7 @@ def open_branches(work: Work) -> tuple[list[Opened], dict[fx.Node, Differ]]:
                 if not where_of(difference.node)[0]:  # arithmetic on sizes
                     difference.node = node
                 refused[node] = difference
-            for new in [new for new in reversed(work.gm.graph.nodes) if new not in before]:
-                work.gm.graph.erase_node(new)
+            erase_new(work.gm.graph, before)
     return found, refused
 
 
@@ -404,9 +405,7 @@ class Opening:
         for node in self.body.nodes:
             if node in needed and node not in table:
                 table[node] = copy_node(body, node, table.__getitem__)
-        gm = self.work.gm
-        name = next(n for n in (f"rest_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
-        gm.add_module(name, fx.GraphModule(torch.nn.Module(), body))
+        name = added_body(self.work.gm, "rest", fx.GraphModule(torch.nn.Module(), body))
         get_body = self.add(self.graph.get_attr(name), self.branch)
         get_body.meta["val"] = None
         _, source, carried, captures = self.branch.args

@@ -22,7 +22,7 @@ from moebius.lowering.experts.views import FULL
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at
+from moebius.lowering.values import add_call, computed_of, erase_new, infer, same_shape, shape_of, stands_at
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "logical_not", "and"})
 BY_ELEMENT = ELEMENTWISE | COMPARISONS | {"cast", "where", "masked_fill", "contiguous"}
@@ -225,8 +225,7 @@ def written(down: fx.Node, rows: fx.Node, storage: Storage) -> Provisional | Non
         with graph.inserting_before(down):
             whole = add_call(graph, down, torch.reshape, core, (*flat.sizes(down), (shape_of(down) or ())[-1]))
     except NoExperts:
-        for node in [node for node in reversed(graph.nodes) if node not in before]:
-            graph.erase_node(node)
+        erase_new(graph, before)
         return None
     for node in [node for node in graph.nodes if node not in before]:  # what another product may read
         storage.add(node)

@@ -62,7 +62,7 @@ from moebius.lowering.experts.unrolled_loops import (
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
-from moebius.lowering.values import computed_of, reaches, refuse, shape_of, tensor_of, users_line, where_of
+from moebius.lowering.values import computed_of, erase_new, reaches, refuse, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -145,7 +145,7 @@ def replace_all(work: Work) -> None:
             found.idiom = grouped.IDIOM
     provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
-    if takes_rows(work):
+    if work.by_rows:
         replace_meeting(work)
     report_overlooked(work, reported)
 
@@ -319,7 +319,7 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
             moved = slots.at_tokens(work, node)
         except Exception as error:  # it stays the operator on rows, and what this wrote is read by nobody
             refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", node)
-            erase_new(work.gm, there)
+            erase_new(work.gm.graph, there)
             continue
         if moved is not None:
             x, down, index = (tensor_of(moved.args[place]) for place in (0, 2, 3))
@@ -358,7 +358,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
                 found = replace_strides(work, downs)
             break
     if found is None or not found.lowered:
-        erase_new(work.gm, before)
+        erase_new(graph, before)
         work.regions, work.loose = regions, loose
         return
     for name, value in vars(found).items():
@@ -457,18 +457,13 @@ def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool)
         fused = prove(make_claim, proof.STEPS, reader, storage)
         return fused, write_operator(fused, work.options, work.known)
     except Refused as refusal:
-        if refusal.step not in ABOUT_ROWS or not by_rows or not takes_rows(work):
+        if refusal.step not in ABOUT_ROWS or not (by_rows and work.by_rows):
             raise
         try:
             rows = prove(by_row.make_claim, by_row.STEPS, reader, storage)
             return rows, write_rows(rows)
         except Refused as other:
             raise refusal if other.step == "row by row" else other from None
-
-
-def takes_rows(work: Work) -> bool:
-    """Whether experts may be other projections than the operator's. (These are not placed on ranks.)"""
-    return work.by_rows
 
 
 def fill(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
@@ -557,12 +552,6 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
 
 def forget(gm: fx.GraphModule, before: set[fx.Node], modules: set[str]) -> None:
     """Take out again what a failed attempt wrote, and the bodies that it made."""
-    erase_new(gm, before)
+    erase_new(gm.graph, before)
     for name in set(gm._modules) - modules:
         delattr(gm, name)
-
-
-def erase_new(gm: fx.GraphModule, before: set[fx.Node]) -> None:
-    """Take out again what a failed attempt wrote."""
-    for node in [node for node in reversed(gm.graph.nodes) if node not in before]:
-        gm.graph.erase_node(node)

@@ -252,9 +252,7 @@ def unique(reader: Reader, call: Call) -> Fact | None:
     if call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
         return None
     fact = reader.fact(call["input"])
-    if not isinstance(fact, Invariant):
-        return None
-    if dtype_of(fact.node) not in INTEGERS:
+    if not isinstance(fact, Invariant) or dtype_of(fact.node) not in INTEGERS:
         return None
     root, bounds = index_root(fact.node), index_bounds(fact.node)
     if bounds is None or bounds[0] < 0:

@@ -49,10 +49,10 @@ ADDED = {"index_add": "source", "index_put": "values", "scatter_add": "src"}  # 
 @rule("select", "pick")
 def own_parameter(reader: Reader, call: Call) -> Fact | None:
     """``w.select(0, e)``; an expert's parameter out of those that were stacked (unrolled_loops.py)."""
-    source, index, dtype = reader.fact(call["input"]), reader.fact(call["index"]), reader.dtype(call["input"])
+    source, index = reader.fact(call["input"]), reader.fact(call["index"])
     if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or call.args.get("dim", 0) != 0:
         return None
-    return None if dtype is None else expert_slice(reader, call, source, dtype)
+    return expert_slice(reader, call["input"], source)
 
 
 @rule("getitem")
@@ -64,13 +64,10 @@ def part_of_unbound(reader: Reader, call: Call) -> Fact | None:
     made = read_call(source.node)
     if made is None or made.name not in ("unbind", "chunk", "split") or not isinstance(made["input"], fx.Node):
         return None
-    whole, shape, dtype = made["input"], reader.shape(made["input"]), reader.dtype(made["input"])
-    if shape is None or len(shape) not in (2, 3) or dtype is None or not all(isinstance(size, int) for size in shape):
+    whole, shape = made["input"], reader.shape(made["input"])
+    piece = expert_slice(reader, whole, Invariant(("outside", whole), whole))
+    if piece is None or shape is None or made["dim"] not in (0, -len(shape)):
         return None
-    if made["dim"] not in (0, -len(shape)):
-        return None
-    held = Invariant(("outside", whole), whole)
-    piece = Slice(held, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
     if made.name == "unbind":
         return piece
     pieces = value_of(made.node)
@@ -78,9 +75,10 @@ def part_of_unbound(reader: Reader, call: Call) -> Fact | None:
     return Raised(piece) if one_each and all(part.shape[0] == 1 for part in pieces) else None
 
 
-def expert_slice(reader: Reader, call: Call, source: Invariant, dtype: torch.dtype) -> Slice | None:
-    shape = reader.shape(call["input"])
-    if shape is None or len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
+def expert_slice(reader: Reader, whole: fx.Node, source: Invariant) -> Slice | None:
+    """One expert's part of a tensor of all experts' weights, which is ``source``."""
+    shape, dtype = reader.shape(whole), reader.dtype(whole)
+    if shape is None or len(shape) not in (2, 3) or dtype is None or not all(isinstance(size, int) for size in shape):
         return None
     return Slice(source, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
 
@@ -104,7 +102,7 @@ def lookup(reader: Reader, call: Call) -> Fact | None:
     while len(keys) > 1 and keys[-1] in (FULL, DOTS):
         keys.pop()
     if isinstance(keys[0], ExpertId) and not keys[0].vector and len(keys) == 1 and rank in (2, 3) and not column:
-        return expert_slice(reader, call, source, dtype)
+        return expert_slice(reader, call["input"], source)
     keys = masks_as_positions(keys)
     if keys and keys[0] == NONE and rank == 2 and not column:
         rows = positions_lookup(source, keys[1:], rank, dtype, False)
@@ -282,13 +280,10 @@ def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
 def same_value(reader: Reader, call: Call) -> Fact | None:
     """Views that keep the shape, copies, and dropout that is switched off."""
     fact = reader.fact(call["input"])
-    if call.name == "dropout" and draws(call.node):
+    if draws(call.node) if call.name == "dropout" else call.op.inplace:
         return None
-    if call.op.inplace and call.name != "dropout":
-        return None
-    if isinstance(fact, RowFunction | Slice) and same_shape(reader.shape(call["input"]), reader.shape(call.node)):
-        return fact
-    return None
+    same = same_shape(reader.shape(call["input"]), reader.shape(call.node))
+    return fact if same and isinstance(fact, RowFunction | Slice) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

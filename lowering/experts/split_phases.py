@@ -112,9 +112,7 @@ def keeps_to_rows(node: fx.Node, rows: Any) -> bool:
     call, shape = read_call(node), shape_of(node)
     if call is None or not is_pure(node) or call.name not in ALONG_ROWS:
         return False
-    if call.name == "chunk":
-        return call["dim"] == -1
-    if call.name == "glu":
+    if call.name in ("chunk", "glu"):
         return call["dim"] == -1
     if call.name == "getitem":
         return along_features(call["index"]) or isinstance(call["index"], int) and shape_of(call["input"]) is None

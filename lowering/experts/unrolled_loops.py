@@ -22,6 +22,7 @@ from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.experts.views import column_cut
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
+    added_body,
     behind,
     draws,
     given_to,
@@ -549,8 +550,7 @@ def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> 
 def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> Unrolled:
     """The loop node of a body that was built, before the first iteration."""
     places, storage = builder.places, builder.storage
-    name = next(n for n in (f"iterations_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
-    gm.add_module(name, body)
+    name = added_body(gm, "iterations", body)
     base = places[0].base
     carried = (base,) if builder.carried else ()
     captures = (() if builder.carried else (chased(base),)) + tuple(builder.captures)

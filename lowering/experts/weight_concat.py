@@ -18,7 +18,7 @@ from moebius.kernels.contract import Options
 from moebius.kernels.equal_blocks import experts_in_blocks, layout_of
 from moebius.kernels.separate_weights import Block, experts_apart, refuse_other_data
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.contract import Contract, Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.sorting import project
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
@@ -34,8 +34,6 @@ CONTRACT = Contract(
     name="weight concat",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, whose experts operators keep no weights that were joined",
-    need=(well_formed,),
-    promise=(well_formed,),
     run=lambda work: join_again(work),
     wanted=lambda work: applies(work.options) and not is_marked(work.gm.graph),
 )

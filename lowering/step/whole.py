@@ -38,6 +38,7 @@ from moebius.lowering.torch_private import (
     storage_of,
     traced_by_operators,
 )
+from moebius.lowering.values import computed_of
 
 SWITCHES = frozenset(
     {
@@ -124,13 +125,8 @@ def part_of(gm: fx.GraphModule, inputs: Sequence[fx.Node], results: Sequence[fx.
     graph, copied = fx.Graph(), {}
     for node in inputs:
         copied[node] = graph.placeholder(node.name)
-    wanted, pending = set(), list(results)
-    while pending:
-        node = pending.pop()
-        if node not in copied and node not in wanted:
-            assert through(node), node
-            wanted.add(node)
-            pending += node.all_input_nodes
+    wanted = computed_of(results, lambda node: () if node in copied else node.all_input_nodes) - copied.keys()
+    assert all(map(through, wanted)), wanted
     for node in gm.graph.nodes:
         if node in wanted:
             copied[node] = graph.node_copy(node, copied.__getitem__)

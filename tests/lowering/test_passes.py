@@ -8,7 +8,7 @@ from expert_loops import captured, leaves
 
 from moebius import capture
 from moebius.lowering import ContractError, LoweringOptions, lower, pipeline
-from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.contract import Contract, Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.draft import finish
 from moebius.lowering.pipeline import PASSES, copy_graph, run_passes
@@ -83,7 +83,7 @@ def test_a_pass_that_breaks_its_promise_is_named():
     def forget_the_output(work):
         work.gm.graph.output_node().args = (None,)
 
-    bad = Contract("bad", "nothing", "a graph with a tuple", (), (well_formed,), forget_the_output)
+    bad = Contract("bad", "nothing", "a graph with a tuple", forget_the_output, need=())
     with pytest.raises(ContractError, match="pass 'bad' promises: a graph with a tuple; but the output is not a tuple"):
         run_passes(graph_of(step), LoweringOptions(), (bad,))
 
@@ -103,7 +103,7 @@ def test_a_way_to_an_output_that_a_pass_takes_away(monkeypatch, asked):
             again = work.gm.graph.node_copy(half)
         total.replace_input_with(half, again)
 
-    bad = Contract("bad", "nothing", "the same", (), (), by_another_way)
+    bad = Contract("bad", "nothing", "the same", by_another_way, (), ())
     graph = graph_of(function)
     monkeypatch.setattr(pipeline, "asks_of_each", lambda gm: asked)
     work = run_passes(graph, LoweringOptions(), (bad, *PASSES))
