@@ -99,9 +99,13 @@ def named_writes(node: fx.Node, name: str, tensors: list[fx.Node]) -> list[fx.No
     """What torch's function or method of that name writes into: what its schema says, and at least its first argument
     where it is spelled so."""
     said = written_by_schema(schema_of(node), node.args, node.kwargs)
-    spelled = name in INPLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
     written = nodes_in([*said, node.kwargs.get("out")])
-    return written or tensors[: int(spelled)]
+    return written or tensors[: int(name in INPLACE_METHODS or spelled_in_place(name))]
+
+
+def spelled_in_place(name: str) -> bool:
+    """Whether a function or method of torch's says by its name that it writes (Python's ``or_`` does not)."""
+    return name.endswith("_") and not name.endswith("__") and not hasattr(operator, name)
 
 
 def schema_of(node: fx.Node) -> Any:

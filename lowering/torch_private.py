@@ -179,8 +179,8 @@ def annotated(
 
 
 def overloads_of(name: str) -> list[Any]:
-    """Those of torch's operator of that name."""
-    packet: Any = getattr(torch.ops.aten, name, None)
+    """Those of torch's operator of that name; or of Python's, which torch has by its method (``operator.or_``)."""
+    packet: Any = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"__{name.rstrip('_')}__", None)
     known = isinstance(packet, torch._ops.OpOverloadPacket)
     return [getattr(packet, one) for one in packet.overloads()] if known else []
 

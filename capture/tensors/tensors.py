@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering import is_pure, may_write, returns_nothing
+from moebius.lowering import is_pure, may_write, returns_nothing, spelled_in_place
 
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..guards.sources import Source, part
@@ -580,9 +580,7 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
     if written is not None:
         return written or returns_nothing(target)
     name = target if is_kind(target, str) else getattr(target, "__name__", "")
-    return (
-        (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
-    )
+    return spelled_in_place(name) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
 
 
 def lies_on_ranks(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, makes_new, only_computes
+from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
@@ -34,14 +34,13 @@ from moebius.lowering.operators import (
     CONTROL,
     ELEMENTWISE,
     PRODUCTS,
-    is_pure,
     is_size,
     loop_body,
     read_call,
     target_name,
 )
 from moebius.lowering.step.branches import require_branch
-from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
+from moebius.lowering.torch_private import same_size, sizes_key
 from moebius.lowering.values import (
     add_call,
     certain,
@@ -233,7 +232,7 @@ class Blocks(Builder):
         first, last = self.downs[0], self.downs[-1]
 
         def onwards(node: fx.Node) -> list[fx.Node]:
-            if not (is_pure(node) or is_size(node) or is_calm(node)):
+            if not (only_computes(node) or is_size(node)):
                 raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
             return [one for one in node.all_input_nodes if first < one]
 
@@ -339,11 +338,6 @@ def are_apart(write: fx.Node, read: fx.Node) -> bool:
 def like(example: torch.Tensor, shape: tuple, dtype: torch.dtype) -> torch.Tensor:
     with torch.no_grad():
         return example.new_empty(shape, dtype=dtype)
-
-
-def is_calm(node: fx.Node) -> bool:
-    """Whether an operator that the tables of the proof lack makes new tensors and draws no random numbers."""
-    return makes_new(node) and not draws_numbers(str(getattr(node.target, "__name__", node.target)))
 
 
 def inside(down: fx.Node, rows_of: RowsOf = expert_rows) -> set[fx.Node]:

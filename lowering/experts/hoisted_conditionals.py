@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, storage_of_body, writes_into
+from moebius.lowering.aliasing import Storage, only_computes, storage_of_body, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
@@ -47,7 +47,6 @@ from moebius.lowering.operators import (
     added_body,
     draws,
     given_to,
-    is_pure,
     is_size,
     loop_body,
     read_call,
@@ -311,7 +310,7 @@ class Opening:
         for node in self.body.nodes:
             call = read_call(node)
             plain = node.op in ("placeholder", "output") or node in self.skips or (call is not None and call.op.inplace)
-            if not plain and not is_pure(node) and not is_size(node) and not draws(node):
+            if not plain and not only_computes(node) and not is_size(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
         needed = computed_of([self.down], lambda node: node.all_input_nodes)
         writer = storage_of_body(self.body).writer_into(needed, self.down) if self.writes else None
@@ -361,7 +360,7 @@ class Opening:
             return node
         if node not in self.table:
             call = read_call(node)
-            if may_fail(node) and (self.asked is not None or not (is_pure(node) or is_size(node))):
+            if may_fail(node) and (self.asked is not None or not (only_computes(node) or is_size(node))):
                 raise Differ(f"{target_name(node)} is more than a lookup of rows, and may fail before the branch", node)
             for argument in node.all_input_nodes:
                 self.outer(argument)

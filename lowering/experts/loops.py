@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.graph import ExpertRegion, expert_loop
-from moebius.lowering.operators import behind, loop_body, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, behind, loop_body, read_call, target_name
 from moebius.lowering.values import stands_at, where_of
 
 OURS = "of any dtype"  # says of a sum that it is no line of the program: the operator gives the dtype that is wanted
@@ -20,7 +20,19 @@ def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def loops_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    return [n for n in nodes if n.op == "call_function" and n.target is expert_loop and n.args[1] != 1]
+    loops = (node for node in nodes if node.op == "call_function" and node.target is expert_loop)
+    return [loop for loop in loops if loop.args[1] != 1 and multiplies(loop)]
+
+
+def multiplies(loop: fx.Node) -> bool:
+    """Whether an iteration has a product, or what may be one: others count tokens, or sum losses, and run no expert."""
+    for node in loop_body(loop).graph.nodes:
+        call = read_call(node)
+        if call is None and node.op.startswith("call_"):
+            return True
+        if call is not None and (call.name in PRODUCTS or (call.name == "expert_loop" and multiplies(node))):
+            return True
+    return False
 
 
 def unlowered_region(loop: fx.Node, reason: str | None) -> ExpertRegion:

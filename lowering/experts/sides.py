@@ -16,11 +16,12 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.aliasing import only_computes
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.unrolled_loops import is_branch
 from moebius.lowering.graph import skip_iteration
-from moebius.lowering.operators import call_operands, given_to, is_pure, is_size, loop_body, read_call
+from moebius.lowering.operators import call_operands, given_to, is_size, loop_body, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import certain, infer, put_before, shape_of, stands_at, value_of
 
@@ -51,7 +52,7 @@ class Side:
     def only_asks(self) -> bool:
         """Whether nothing happens in it."""
         return len(self.skips) == 1 and all(
-            one.op in ("placeholder", "output") or one in self.skips or is_pure(one) or is_size(one)
+            one.op in ("placeholder", "output") or one in self.skips or only_computes(one) or is_size(one)
             for one in self.body.nodes
         )
 

@@ -26,7 +26,6 @@ from moebius.lowering.operators import (
     behind,
     draws,
     given_to,
-    is_pure,
     is_size,
     loop_body,
     operator_name,
@@ -144,7 +143,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
             skips.append(inside)
         elif made is not None and made.name in PLACES:
             inner.append(inside)
-        elif not is_pure(inside) and not adds_to_rows(inside) and not draws(inside):
+        elif not only_computes(inside) and not adds_to_rows(inside) and not draws(inside):
             return None
     if len(inner) != 1 or len(call["carried"]) > 1 or drawn_for_nothing(body) is not None:
         return None
@@ -163,7 +162,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
 
 def drawn_for_nothing(body: fx.Graph) -> fx.Node | None:
     """A dropout of a body that neither its result is computed of nor what it writes or asks: it draws all the same."""
-    wanted = computed_of(n for n in body.nodes if (n.op == "output" or not is_pure(n)) and not draws(n))
+    wanted = computed_of(n for n in body.nodes if (n.op == "output" or not only_computes(n)) and not draws(n))
     return next((node for node in body.nodes if node not in wanted and draws(node)), None)
 
 
@@ -536,7 +535,7 @@ def holds_values(value: Any) -> bool:
 
 def is_known(node: fx.Node) -> bool:
     """Whether the node is there for its value only (an operator that the proof does not know stops it later)."""
-    return is_pure(node) or adds_to_rows(node) or is_size(node) or makes_new(node)
+    return only_computes(node) or adds_to_rows(node) or is_size(node) or makes_new(node)
 
 
 def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Unrolled:

@@ -161,6 +161,23 @@ def python_lists(x, moe):
 
 
 @spelled(LOWERED)
+def masks_of_slots(x, moe):
+    """a token's slots as masks that `|` joins, and a weight for each token that both add to"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        first, second = index[:, 0] == e, index[:, 1] == e
+        chosen = first | second
+        if not chosen.any():
+            continue
+        scale = x.new_zeros(len(x))
+        scale[first] += weight[first, 0]
+        scale[second] += weight[second, 1]
+        out[chosen] += moe.experts[e](x[chosen]) * scale[chosen].unsqueeze(-1)
+    return out
+
+
+@spelled(LOWERED)
 def reduced_by_scatter(x, moe):
     """`out = out.scatter_reduce(0, token[:, None].expand(-1, D), rows, "sum")`"""
     weight, index = moe.route(x)

@@ -53,3 +53,21 @@ def test_a_refusal_names_the_line(written: str, tmp_path: Any) -> None:
         assert not PRIVATE.search(region.refusal.replace("Tensor.", "")), region.refusal
         assert region.blocker is not None and tuple(region.blocker)[:2] == (str(path), 9), region
     assert str(path) not in render(report, 200) or len(str(path)) < 20
+
+
+def count(x: torch.Tensor, router: nn.Module, experts: nn.ModuleList) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, chosen = router(x).softmax(-1).topk(2)
+    out, load = torch.zeros_like(x), x.new_zeros(len(experts))
+    for i, expert in enumerate(experts):
+        token, slot = torch.where(chosen == i)
+        out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+    with torch.no_grad():
+        for i in range(len(experts)):
+            load[i] = (chosen == i).float().mean()
+    return out, load
+
+
+def test_a_loop_that_only_counts_is_no_expert_loop() -> None:
+    experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 8)) for _ in range(4))
+    report = explain(capture(count))(torch.randn(12, 8), nn.Linear(8, 4), experts)
+    assert report.lowered == len(report.expert_regions) == 1
