@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from moebius.interpreter import is_kind
 from ..guards.sources import Static
 from ..hook import ABSENT
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 HINT = "ask for it before the step, and pass the names that it takes"
 
