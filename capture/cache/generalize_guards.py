@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,12 +13,9 @@ from ..guards.sources import Part, Source
 from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
+from ..trace.assumptions import Assumptions
 from ..values.numpy_numbers import NUMPY_FLOATS, NUMPY_NUMBERS
 from ..values.values import ATOMS
-
-if TYPE_CHECKING:
-    from ..trace.assumptions import Assumptions
-
 
 OPENED = (int, float, complex, str, *NUMPY_NUMBERS)
 NUMBERS = (int, float, complex, *NUMPY_NUMBERS, torch.Tensor)

@@ -6,7 +6,7 @@ import logging
 import types
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,12 +19,10 @@ from ..heap.objects import SameItems
 from ..heap.records import CONTAINERS
 from ..heap.varying import RINGS
 from ..hook import ABSENT
+from ..trace.assumptions import Assumptions
 from ..values.formulas import Guard, Unchanged
 from .generalize_guards import met, record_name
 from .logs import warn
-
-if TYPE_CHECKING:
-    from ..trace.assumptions import Assumptions
 
 # Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
 # first steps each find something new was cut into pieces for good.

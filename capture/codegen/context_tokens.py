@@ -8,14 +8,12 @@ until the residual code sets it for the first time: that gives the token.
 from __future__ import annotations
 
 import contextvars
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..hook import ABSENT
 from ..python.methods import ContextToken
 from ..values.values import CannotRebuild
-
-if TYPE_CHECKING:
-    from .interfaces import Builder
+from .interfaces import Builder
 
 
 class Tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter import is_kind
 
@@ -12,9 +12,7 @@ from ..heap.records import CONTAINERS, DICTS, UNREAD, Record
 from ..hook import ABSENT
 from ..python.attributes import SET_ON_CLASS
 from ..values.values import ATOMS, CannotRebuild
-
-if TYPE_CHECKING:
-    from .interfaces import Builder
+from .interfaces import Builder
 
 
 class EffectReplay:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import types
-from typing import TYPE_CHECKING
 
 from moebius.interpreter import Frame, is_kind
 
 from ..values.values import CannotRebuild
 from .continuation_code import generator_code
+from .interfaces import Builder
 from .resume import suspended_state
-
-if TYPE_CHECKING:
-    from .interfaces import Builder
 
 
 def function_value(emitter: Builder, function: types.FunctionType) -> str:

@@ -256,15 +256,11 @@ class Emitter:
             if (made := self.built.get(id(value))) is not None:
                 return made
         kind = type(value)
-        if kind is list:
-            name = self.assign(value, "[]")
-            self.fill(f"{name}.extend", value)
-            return name
-        if kind is set:
-            if is_ordered(value):
-                return self.assign(value, f"m_copy_set({self.constant(copy_set(value))})")
-            name = self.assign(value, "set()")
-            self.fill(f"{name}.update", value)
+        if kind is set and is_ordered(value):
+            return self.assign(value, f"m_copy_set({self.constant(copy_set(value))})")
+        if kind in (list, set):
+            name = self.assign(value, "[]" if kind is list else "set()")
+            self.fill(f"{name}.{'extend' if kind is list else 'update'}", value)
             return name
         if kind is collections.deque:
             name = self.assign(value, f"{self.constant(kind)}(maxlen={value.maxlen!r})")

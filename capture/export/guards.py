@@ -37,7 +37,7 @@ class GuardWriter:
 
     def write(self) -> list[dict[str, Any]]:
         """All guards. Raises ExportError for a fact about the call that a file cannot hold."""
-        for fact in self.world.facts():
+        for fact in self.world.facts:
             kind, *rest = fact.check
             if kind == "dict":
                 self.dictionary(fact, *rest)

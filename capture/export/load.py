@@ -134,7 +134,7 @@ def assemble(manifest: dict[str, Any], members: dict[str, bytes], allow: Iterabl
     graph = reader.read(from_json(members["graph.json"], "graph.json"))
     guards = from_json(members["guards.json"], "guards.json")
     program = Program(from_json(members["program.json"], "program.json"), guards, state, graph)
-    used = reader.used | set(state.fixed) | state.in_cells() | {f"{n}.grad" for n in state.gradients}
+    used = reader.used | set(state.fixed) | state.cell_tensors | {f"{n}.grad" for n in state.gradients}
     need(used == set(state.tensors), "it holds tensors that nothing uses")
     return LoadedStep(about, graph, state, program)
 
@@ -175,9 +175,6 @@ class StepState:
     def known(self, name: Any) -> str:
         need(type(name) is str and name in self.tensors, f"there is no tensor {name!r:.80}")
         return name
-
-    def in_cells(self) -> set[str]:
-        return self.cell_tensors
 
     def own_tensors(self) -> set[int]:
         """The ids of the tensors that are the same at each call, and of their gradients."""

@@ -72,14 +72,11 @@ class World:
     """guards: the segment's. names: those of its arguments, in order."""
 
     def __init__(self, guards: CompiledGuards, names: tuple[str, ...]):
-        self.guards, self.names = guards, names
+        self.guards, self.names, self.facts = guards, names, guards.facts
         self.bound = dict(self.bound_arguments())
         self.resolved: dict[int, Open | Frozen | None] = {}
         self.container_names = {id(d): record.source for d, record in self.watched()}
         self.keep: list[Any] = []  # owners of places: their ids stand for them
-
-    def facts(self) -> list[Any]:
-        return self.guards.facts
 
     def hold(self, owner: Any) -> None:
         self.keep.append(owner)
@@ -93,7 +90,7 @@ class World:
 
     def bound_arguments(self) -> Iterator[tuple[int, Any]]:
         """Arguments that are the same object at each call: the loaded step does not take them."""
-        for fact in self.facts():
+        for fact in self.facts:
             kind, *rest = fact.check
             if kind in ("is", "is_weak") and self.guards.slots[rest[0]][0] == "arg":
                 obj = rest[1]() if kind == "is_weak" else rest[1]
@@ -103,7 +100,7 @@ class World:
                     yield self.guards.slots[rest[0]][1], obj
 
     def watched(self) -> Iterator[tuple[dict, Any]]:
-        for fact in self.facts():
+        for fact in self.facts:
             if fact.check[0] == "dict":
                 yield fact.check[1], fact.record
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
-from .sources import from_arguments, with_values
-
-if TYPE_CHECKING:
-    from ..tensors.tensors import TensorOperations
-    from ..values.values import TensorProxy
-    from .recorder import GuardRecorder
-    from .sources import Source
+from ..values.values import TensorProxy
+from .recorder import GuardRecorder
+from .sources import Source, from_arguments, with_values
 
 
 def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards: GuardRecorder) -> None:

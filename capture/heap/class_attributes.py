@@ -8,13 +8,11 @@ code. Other attributes of classes are guarded along the method resolution order,
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..values.values import Break, type_of
+from .objects import Objects
 from .records import HEAP_TYPE, UNREAD, Record
-
-if TYPE_CHECKING:
-    from .objects import Objects
 
 HINT = "set it outside of the step, or keep it in an object"
 LIBRARIES = ("torch", "moebius")  # their own code, and torch's in C, looks at its classes without asking the trace

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moebius.lowering.step import set_data
 
+from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..tensors.tensors import TensorOperations
 
 
 def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProxy) -> None:

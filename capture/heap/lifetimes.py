@@ -12,7 +12,7 @@ import gc
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,11 +22,9 @@ from ..guards.recorder import can_die
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .heap import WHOLE
 from .identities import is_bare
+from .places import HeapPlace
 from .records import CONTAINERS, PLAIN_KEYS, Record, raw_dict
 from .store import Store
-
-if TYPE_CHECKING:
-    from .places import HeapPlace
 
 
 class Lifetimes(Store):

@@ -5,20 +5,18 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.recorder import GuardRecorder
 from ..guards.sources import OpenPlaces, Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
+from .places import HeapPlace
 from .records import MetTuple, Record
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
-    from .places import HeapPlace
 
 
 class Store:

@@ -7,7 +7,7 @@ graph has run.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,11 +19,9 @@ from ..python.specials import is_generic
 from ..tensors import tensor_class
 from ..tensors.tensor_class import KNOWN, look_up, rely_on
 from ..values.values import Break, TensorProxy
+from .interfaces import ClassLookups, Residual
+from .objects import Objects
 from .records import Record, raw_dict
-
-if TYPE_CHECKING:
-    from .interfaces import ClassLookups, Residual
-    from .objects import Objects
 
 SET = object.__setattr__
 SWITCHED = ("requires_grad", "is_leaf")  # what a step may change of a tensor without an operator that writes to it

@@ -11,7 +11,7 @@ import collections
 import gc
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,10 +20,8 @@ from moebius.interpreter import STOP, is_kind
 from ..guards.sources import Part
 from ..values.values import ATOMS, Break
 from .iterator_states import COUNT
+from .objects import Objects
 from .records import CONTAINERS
-
-if TYPE_CHECKING:
-    from .objects import Objects
 
 ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import bar_call
@@ -15,10 +15,8 @@ from moebius.lowering.step import bar_call
 from ..heap.records import raw_dict
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, SymbolicObject
+from .parts import Parts
 from .texts import is_stream
-
-if TYPE_CHECKING:
-    from .parts import Parts
 
 HINT = "draw it around the step: for batch in tqdm(loader): step(batch)"
 METHODS = frozenset(

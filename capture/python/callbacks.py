@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..values.values import Break, type_of
 from . import natives
-
-if TYPE_CHECKING:
-    from .parts import CallParts
+from .parts import CallParts
 
 
 class InTrace:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import blocks, enter_block, filter_call, leave_block
 
+from ..heap.objects import Objects
+from ..tensors.tensors import TensorOperations
 from ..values.numbers import Number
 from ..values.values import Break, SymbolicObject
 from . import natives
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from ..tensors.tensors import TensorOperations
 
 HINT = "it runs natively; put the block around the step for one graph"
 

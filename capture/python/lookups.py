@@ -7,15 +7,13 @@ since, it is not interpreted again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..heap.heap import Event
 from ..heap.records import SIMPLE
 from ..torch_facts import torch_private
 from ..values.values import proxies_in
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 READS = frozenset(("entry", "whole", "cell", "value", "class", "defaults"))  # of what only a logged write changes
 # (of a tensor that was read, its metadata may have been asked)

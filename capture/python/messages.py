@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,10 +25,8 @@ from ..bytecode.hidden_frames import MARK
 from ..heap.records import raw_dict
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break
+from .parts import Parts
 from .texts import is_stream
-
-if TYPE_CHECKING:
-    from .parts import Parts
 
 AFTER = "it runs natively; the graph goes on after it"
 

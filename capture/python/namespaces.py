@@ -9,15 +9,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter.forms import FORMS
 from moebius.interpreter.frame import Frame
 
 from ..values.values import Break
-
-if TYPE_CHECKING:
-    from .parts import CallParts, Parts
+from .parts import CallParts, Parts
 
 
 class Namespaces:

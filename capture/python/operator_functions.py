@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +14,7 @@ from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIE
 
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy, type_of
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 
 def functions_over(domain: Parts) -> dict[Any, Callable[..., Any]]:

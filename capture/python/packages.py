@@ -11,14 +11,12 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter import is_kind
 
 from .originals import own
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 FIND = own(importlib.util.find_spec)
 

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from moebius.interpreter import Domain, Frame, is_kind
 
+from ..bytecode.counting import Counter
+from ..guards.recorder import GuardRecorder
+from ..heap.heap import Heap
 from ..heap.objects import Objects
 from ..heap.records import Record
+from ..heap.walks import Walks
+from ..options import Options
+from ..regions.loop_regions import LoopRegion
+from ..tensors.array_calls import ArrayCalls
+from ..tensors.array_inputs import ArrayInputs
+from ..tensors.arrays import Arrays
+from ..tensors.bounds import Bounds
+from ..tensors.gradients import Gradients
+from ..tensors.numbers import Numbers
+from ..tensors.tensors import TensorOperations
 from ..values.values import SYMBOLIC, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop
-
-if TYPE_CHECKING:
-    from ..bytecode.counting import Counter
-    from ..guards.recorder import GuardRecorder
-    from ..heap.heap import Heap
-    from ..heap.walks import Walks
-    from ..options import Options
-    from ..regions.loop_regions import LoopRegion
-    from ..tensors.array_calls import ArrayCalls
-    from ..tensors.array_inputs import ArrayInputs
-    from ..tensors.arrays import Arrays
-    from ..tensors.bounds import Bounds
-    from ..tensors.gradients import Gradients
-    from ..tensors.numbers import Numbers
-    from ..tensors.tensors import TensorOperations
-    from .attributes import Attributes
-    from .texts import Texts
+from .attributes import Attributes
+from .texts import Texts
 
 
 class RowLoops(Protocol):

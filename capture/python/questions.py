@@ -10,14 +10,13 @@ import functools
 import re
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed
 
 from moebius.interpreter import is_kind
 
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
+from ..heap.objects import Objects
 
 GETTER = re.compile(r"\w+\(self: [\w.]+\) -> (int|str|bool)\b")  # pybind11's text of a method without arguments
 COUNTS = frozenset({"_get_sequence_number_for_group"})  # of what was sent: another answer each time

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from moebius.interpreter import is_kind
 from ..guards.sources import Static
 from ..hook import ABSENT
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 HINT = "ask for it before the step, and pass the names that it takes"
 
@@ -44,9 +42,9 @@ class Signatures:
             self.objects.note("signature")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             of_tensors = any(issubclass(type(v), TensorProxy | torch.Tensor) for v in defaults)
-            if self.has(function, "__signature__") or of_tensors:
+            if self.attributes.has(function, "__signature__") or of_tensors:
                 raise Break("inspect.signature", f"of {function.__qualname__}, which has one of its own", HINT)
-            if not self.has(function, "__wrapped__"):
+            if not self.attributes.has(function, "__wrapped__"):
                 break
             function = self.attributes.get(function, "__wrapped__")
         made = inspect.signature(obj)
@@ -68,9 +66,6 @@ class Signatures:
             if ways != (type.__call__, object.__new__, ABSENT):
                 raise Break("inspect.signature", f"of {obj.__qualname__}, which is made in its own way", HINT)
             return look_up(obj, "__init__")
-        if not self.objects.is_known(obj) or self.has(obj, "__signature__"):
+        if not self.objects.is_known(obj) or self.attributes.has(obj, "__signature__"):
             raise Break("inspect.signature", f"of a {type(obj).__name__}", HINT)
         return look_up(type(obj), "__call__")
-
-    def has(self, obj: Any, name: str) -> bool:
-        return self.attributes.has(obj, name)

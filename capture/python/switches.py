@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,9 +16,7 @@ from moebius.lowering.step import leave_autocast
 
 from ..torch_facts import torch_private
 from ..values.values import Break
-
-if TYPE_CHECKING:
-    from .parts import Parts
+from .parts import Parts
 
 HINT = "throw it around the step"
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 
+from ..guards.sources import Source
 from ..tensors.interfaces import TensorOperators
 from ..tensors.numbers import Numbers
 from ..values.formulas import AtSource, Formula
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..guards.sources import Source
 
 # Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
 STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway

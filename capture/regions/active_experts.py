@@ -10,7 +10,7 @@ flags[e]:`` leaves them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,12 +19,10 @@ from moebius.interpreter import is_kind
 from moebius.lowering.operators import read_call
 
 from ..tensors.counts import bounds_of
+from ..tensors.interfaces import TensorOperators
 from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
 from ..values.rows import TensorRows
 from ..values.values import TensorProxy
-
-if TYPE_CHECKING:
-    from ..tensors.interfaces import TensorOperators
 
 MOST = 512  # experts
 

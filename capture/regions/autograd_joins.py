@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..tensors.graphs import GraphScope
-
 
 WITHOUT = "moebius: the history without the iteration"
 

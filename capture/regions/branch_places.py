@@ -7,18 +7,16 @@ another matter. Of numbers see chosen_numbers.py. A side that does not set it le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter import is_kind
 
+from ..heap.places import HeapPlace
+from ..tensors.tensors import TensorOperations
 from ..values.values import Body, Break, TensorProxy
 from . import chosen_numbers
 from .branches import Conditional
 from .loop_regions import FirstSide, Joined, LoopRegion, alike
-
-if TYPE_CHECKING:
-    from ..heap.places import HeapPlace
-    from ..tensors.tensors import TensorOperations
 
 
 def refuse(place: HeapPlace) -> None:

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,6 +27,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import ASKED
 from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, from_checkpoint
 
+from ..python.parts import Parts
 from ..tensors.applied import Applied
 from ..torch_facts import torch_private
 from ..torch_facts.torch_checkpoint import DEFAULT_FORM
@@ -36,9 +37,6 @@ from .module_reuse import gradient_sources
 from .recompute import Again, Read, after, fakes_in
 from .selective import Selective
 from .subgraphs import operators_written_down
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
 
 INSTEAD = "pass use_reentrant=False to keep it in the graph"
 FOLLOWED = [("determinism_check", "none"), ("early_stop", False)]

@@ -8,7 +8,7 @@ otherwise belongs to its body, and stays there.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,15 +17,13 @@ from moebius.lowering.step import chosen
 
 from ..tensors.arrays import ArrayNumber
 from ..tensors.graphs import GraphScope
+from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.numbers import Number, number_kind
 from ..values.numpy_numbers import NUMPY_FLOATS
 from ..values.values import SYMBOLIC, TensorProxy
 from .branches import Conditional
 from .loop_regions import LoopRegion
-
-if TYPE_CHECKING:
-    from ..tensors.tensors import TensorOperations
 
 KINDS = NUMPY_FLOATS | {float, int, bool}
 LARGEST = 2**62  # of a constant: what is a size by now, torch takes for an int64

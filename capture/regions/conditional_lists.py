@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import BuiltinMethodType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -22,15 +22,13 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows, present
 
+from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
 from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .autograd_joins import carried_on
 from .branches import Conditional
 from .loop_regions import ONE, LoopRegion
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
 
 Site = tuple[Any, int]  # code, and the index of the instruction that makes the list
 JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})

@@ -155,7 +155,8 @@ class AutogradFunctions(SubgraphTracer):
             results = self.forward(cls, ctx, args)
             given = list(results) if is_kind(results, tuple) else [results]
             outputs = self.tensors_in(given)
-            constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
+            fixed = self.attributes.get(ctx, "constant")
+            constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in fixed))
             passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
             read = Read(self.heap, self.writer.count, ())
             try:
@@ -164,7 +165,7 @@ class AutogradFunctions(SubgraphTracer):
                 read.finish()
             backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
-            by_torch = {t.node for t in self.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
+            by_torch = {t.node for t in self.attributes.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
             saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
             forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
             forward_module = self.writer.module()
@@ -172,7 +173,7 @@ class AutogradFunctions(SubgraphTracer):
         node = self.writer.node("call_function", autograd_function, (), {})
         captures = tuple(self.writer.own(n) for n in forward.lifted)
         tensors = self.writer.argument(tuple(inputs))
-        once = getattr(self.method(cls, "backward"), "__code__", None) is ONCE
+        once = getattr(self.attributes.get(cls, "backward"), "__code__", None) is ONCE
         node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__, once)
         fakes = tuple(
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
@@ -242,25 +243,19 @@ class AutogradFunctions(SubgraphTracer):
         known = self.objects.enter(Context, Static("Context", Context))
         return self.call(known, [needs], {})
 
-    def get(self, ctx: Any, name: str) -> Any:
-        return self.attributes.get(ctx, name)
-
-    def method(self, cls: type, name: str) -> Any:
-        return self.attributes.get(cls, name)
-
     def forward(self, cls: type, ctx: Any, args: tuple) -> Any:
         """What the user's forward gives. One that has a ``setup_context`` sees no context itself."""
         if not self.has_own(cls, "setup_context"):
-            return self.call(self.method(cls, "forward"), [ctx, *args], {})
-        results = self.call(self.method(cls, "forward"), list(args), {})
-        self.call(self.method(cls, "setup_context"), [ctx, args, results], {})
+            return self.call(self.attributes.get(cls, "forward"), [ctx, *args], {})
+        results = self.call(self.attributes.get(cls, "forward"), list(args), {})
+        self.call(self.attributes.get(cls, "setup_context"), [ctx, args, results], {})
         return results
 
     def differentiable(self, ctx: Any, outputs: list[Any], constant: list[Any]) -> list[Any]:
         """The outputs whose gradients backward is called with: of all tensors, or without ``set_materialize_grads`` of
         the only one that can have any. Which of several would be None, is known when backward runs."""
         tensors = [o for o in outputs if is_kind(o, TensorProxy)]
-        if self.get(ctx, "materialized"):
+        if self.attributes.get(ctx, "materialized"):
             return tensors
         found = [o for o in tensors if not any(o is c for c in constant)]
         if len(found) > 1:
@@ -359,7 +354,7 @@ class AutogradFunctions(SubgraphTracer):
         given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
         self.writer.unasked, switches = asked_in_backward, torch_private.switches()
         try:
-            result = self.call(self.method(cls, "backward"), [ctx, *given], {})
+            result = self.call(self.attributes.get(cls, "backward"), [ctx, *given], {})
         except Exception as error:  # the program meets it elsewhere: where it calls backward
             self.domain.meets_handler(error)
             raise Break("autograd.Function", f"its backward raises {type(error).__name__}", HINT) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 from torch.utils.hooks import RemovableHandle
@@ -20,14 +20,12 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import RankHook
 
 from ..guards.sources import Source, part
+from ..heap.interfaces import Residual
 from ..python import natives
+from ..python.parts import Parts
 from ..python.substitutes import module_hook
 from ..values.values import Break, CannotRebuild, TensorProxy
 from .subgraphs import SubgraphTracer
-
-if TYPE_CHECKING:
-    from ..heap.interfaces import Residual
-    from ..python.parts import Parts
 
 REASON = "gradient hook"
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.step.inference import begin_inference, end_inference
 
+from ..python.parts import Parts
 from ..torch_facts.torch_private import InferenceGuard
 from ..values.values import Break
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
 
 HINT = "use torch.no_grad(), which is a part of the graph, or enter inference mode around the step"
 

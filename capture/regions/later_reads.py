@@ -13,7 +13,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,16 +25,12 @@ from ..guards.program import CompiledGuards, changed_in_class, changed_key
 from ..guards.recorder import Fact, GuardRecorder
 from ..guards.sources import Part, Static, as_written, part_name
 from ..heap.heap import LAYOUTS, Event
-from ..heap.objects import SameItems
-from ..heap.records import contents_of, raw_dict
+from ..heap.objects import Objects, SameItems
+from ..heap.records import Record, contents_of, raw_dict
 from ..heap.tensor_attributes import SWITCHED
 from ..hook import ABSENT
 from ..python.switches import as_tuple
 from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, TensorProxy
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from ..heap.records import Record
 
 CURE = "It runs natively from the next call on. To keep it in the graph, capture the call of backward as well"
 

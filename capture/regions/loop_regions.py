@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -14,6 +14,7 @@ from moebius.lowering.values import same_shape
 
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED
+from ..heap.places import HeapPlace
 from ..tensors.arrays import ArrayNumber
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
@@ -23,9 +24,6 @@ from .active_experts import ActiveExperts
 from .autograd_joins import carried_on
 from .branches import Conditional
 from .range_loops import RangeRows
-
-if TYPE_CHECKING:
-    from ..heap.places import HeapPlace
 
 ROWS = (TensorRows, RangeRows, ActiveExperts)
 ONE = (Conditional, ActiveExperts)  # recorded as loops of one iteration

@@ -11,7 +11,7 @@ iteration, which that condition skips (branches.py); with ``else`` it is two (tw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ from moebius.lowering.graph import expert_loop, skip_iteration
 from ..bytecode.flow import RETURNED, last_copy
 from ..bytecode.liveness import accesses
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
+from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
@@ -41,10 +42,6 @@ from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of, picks_rows
 from .two_sides import FirstSide
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
-
 
 ITERATION = Body(
     "an expert loop changes Python state",

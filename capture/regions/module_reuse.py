@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,13 +27,11 @@ from ..heap.heap import Event
 from ..heap.records import DICTS, LISTS, SIMPLE, whole_items
 from ..heap.tensor_attributes import given
 from ..hook import ABSENT
+from ..python.parts import Parts
 from ..tensors.applied import Applied
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy, proxies_in
 from .recompute import ReadElsewhere
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
 
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, what was found at each

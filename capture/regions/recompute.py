@@ -12,7 +12,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,13 +21,11 @@ from moebius.interpreter import is_kind
 
 from ..heap.heap import ANYTHING, LAYOUTS, OWN, WRITE, Event, Heap, same
 from ..heap.records import VIEWS, raw_dict, whole_items
+from ..python.parts import Parts
 from ..tensors.graphs import GraphScope
+from ..tensors.interfaces import StateRead
 from ..torch_facts import torch_private
 from ..values.values import Body
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
-    from ..tensors.interfaces import StateRead
 
 AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it again by backward", "")
 

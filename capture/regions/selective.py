@@ -8,7 +8,7 @@ while they run. The answers are what the graph goes by (``lowering.step.selectiv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,12 +19,10 @@ from moebius.lowering.step.selective import KEPT, bodies_of
 
 from ..guards.sources import Static
 from ..python import natives
+from ..python.parts import Parts
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import Body, Break, SymbolicObject
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
 
 HINT = "it runs natively; the graph goes on after it"
 POLICY = Body(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
+from ..python.parts import Parts
 from ..tensors.graphs import GraphScope
+from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_fakes
 from ..values.values import Body, Break
-
-if TYPE_CHECKING:
-    from ..python.parts import Parts
-    from ..tensors.tensors import TensorOperations
 
 
 @contextmanager

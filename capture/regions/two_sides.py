@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,14 +19,12 @@ from torch import fx
 from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
+from ..heap.objects import Objects
+from ..tensors.tensors import TensorOperations
 from ..values.values import Break, TensorProxy
 from . import branch_places, chosen_numbers
 from .branches import Conditional, is_read_from
 from .loop_regions import FirstSide, Joined, LoopRegion, Place, alike
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from ..tensors.tensors import TensorOperations
 
 PLAIN = (int, str, bool, bytes, type(None), float)
 

@@ -18,12 +18,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from ..bytecode.expressions import Excerpt
+from ..bytecode.expressions import Excerpt
 
 Change = tuple[ast.AST, str]  # a node, and the text that stands in its place
 ARRAY = re.compile(r"ndarray \((\w+)\[([^]]*)]\)")

@@ -12,20 +12,18 @@ can tell one of the two (``guard``). Where it can, and today they are one tensor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source, family, is_same_place
 from ..heap.heap import Heap
 from ..torch_facts import torch_private
+from ..torch_facts.torch_fakes import FakeWorld
 from ..values.values import TensorProxy
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
-    from ..torch_facts.torch_fakes import FakeWorld
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 FEW_PAIRS = 16  # more of them are one guard, which says a little too much

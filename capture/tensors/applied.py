@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
-if TYPE_CHECKING:
-    from .interfaces import StateRead
+from .interfaces import StateRead
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,9 @@ from ..torch_facts import torch_private
 from ..values.numbers import OPERATIONS, UNARY, Number
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import TensorProxy
+from .array_inputs import ArrayInputs
 from .arrays import KINDS, Array, ArrayNumber, Arrays
 from .numbers import today_of
-
-if TYPE_CHECKING:
-    from .array_inputs import ArrayInputs
 
 MAKERS: tuple[Any, ...] = (np.zeros, np.ones, np.full, np.arange, np.array, np.asarray, np.ascontiguousarray, np.eye)
 MOST = 1 << 22  # numbers of an array with which a function is tried

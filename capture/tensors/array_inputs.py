@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step.arrays import array_item
 
 from ..guards.sources import Part
+from ..heap.objects import Objects
 from ..torch_facts import torch_private
 from ..values.formulas import AtSource, OfType
 from ..values.numbers import Number, number_kind, numpy_numbers_in
@@ -27,10 +28,7 @@ from ..values.values import Break, TensorProxy
 from .arrays import KINDS, Array, Arrays, numpy
 from .foreign_memory import owns_memory
 from .numbers import numbers_in, today_of
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from .tensors import TensorOperations
+from .tensors import TensorOperations
 
 INTS = (int, torch.SymInt)
 WHOLE = (int, torch.SymInt, NoneType)  # what a slice has, and an index of one row

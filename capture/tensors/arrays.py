@@ -12,15 +12,17 @@ import operator
 import sys
 from collections.abc import Callable
 from types import BuiltinMethodType, MethodDescriptorType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from moebius.interpreter import STOP, is_kind
+from moebius.interpreter.protocols import Machine
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 
+from ..heap.objects import Objects
 from ..hook import ABSENT
 from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
@@ -30,12 +32,7 @@ from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
-
-if TYPE_CHECKING:
-    from moebius.interpreter.protocols import Machine
-
-    from ..heap.objects import Objects
-    from .tensors import TensorOperations
+from .tensors import TensorOperations
 
 ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
 SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter import is_kind
 
+from ..heap.objects import Objects
 from ..python.originals import BACKWARD, GRAD
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from .gradients import Gradients
+from .gradients import Gradients
 
 PACKED = "it runs natively; torch.utils.checkpoint, with a context_fn that says what is kept, stays in the graph"
 ON_EACH = "it runs natively; a hook on each tensor, or reading .grad after backward(), stays in the graph"

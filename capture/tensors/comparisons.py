@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +12,7 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_private
 from ..values.values import TensorProxy
-
-if TYPE_CHECKING:
-    from .interfaces import TensorOperators
+from .interfaces import TensorOperators
 
 PAIRS: dict[Any, Any] = {torch.allclose: torch.isclose, torch.equal: torch.eq}
 QUESTIONS: dict[str, Any] = {"equal": torch.equal, "allclose": torch.allclose, "is_nonzero": torch.is_nonzero}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,11 +38,9 @@ from ..guards.sources import Source, part
 from ..heap.heap import Heap
 from ..regions.autograd_joins import refuse_doubt
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from .applied import Applied
-    from .deferred_state import StateAtCapture
-    from .interfaces import Hooks, TensorOperators
+from .applied import Applied
+from .deferred_state import StateAtCapture
+from .interfaces import Hooks, TensorOperators
 
 Enter = Callable[[Any, Source], Any]
 UNREAD = object()

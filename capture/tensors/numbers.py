@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +16,14 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import draw_array
 from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
+from ..guards.sources import Source
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break, TensorProxy
 from .graphs import GraphScope
-
-if TYPE_CHECKING:
-    from ..guards.sources import Source
-    from .interfaces import TensorOperators
+from .interfaces import TensorOperators
 
 TYPES: frozenset[Any] = frozenset(NUMBERS)
 # Modules of functions in C whose result's type follows from the types of the operands.

@@ -6,20 +6,16 @@ operators that fail at some of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.recorder import GuardRecorder
 from ..values.numbers import Number
-from ..values.values import Break
+from ..values.values import Break, TensorProxy
 from .indices import holds_unknown_number, is_scalar_index
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
-    from ..values.values import TensorProxy
-
 
 ASK = frozenset(("storage_offset", "view_as_complex", "is_set_to"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,12 +17,10 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step.random_states import make_generator, seed_all, seed_generator, set_state, state_of
 
 from ..guards.sources import Static
+from ..heap.objects import Objects
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..heap.objects import Objects
-    from .tensors import TensorOperations
+from .tensors import TensorOperations
 
 REASON = "random generator"
 NATIVELY = "it runs natively; draw before the step"

@@ -8,19 +8,17 @@ captured (``cache.environment_changes``): every graph relies on them.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.recorder import GuardRecorder
+from ..heap.interfaces import ClassLookups
 from ..hook import ABSENT
 from ..python.originals import is_own
 from ..values.values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
-    from ..heap.interfaces import ClassLookups
 
 HINT = "it runs natively; give the method another name, or replace it in your own modules"
 CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)

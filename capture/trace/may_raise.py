@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from ..bytecode.stack_layout import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
 from ..python.substitutes import Range
 from ..regions.branches import is_read_from
+from ..regions.loops import LoopRegion
 from ..tensors.array_calls import is_followed
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from ..torch_facts import torch_private
@@ -34,9 +35,6 @@ from ..values.numbers import CLOCKS, Number
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected
-
-if TYPE_CHECKING:
-    from ..regions.loops import LoopRegion
 
 # What fails on some floats; any other operator on floats alone gives a NaN where it can do nothing better.
 OF_FLOATS = frozenset({"grad", "backward", "multinomial", "normal", "normal_", "poisson", "binomial", "masked_scatter"})

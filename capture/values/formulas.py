@@ -10,16 +10,13 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIES
 
 from ..guards.recorder import shown
-from ..guards.sources import with_values
-
-if TYPE_CHECKING:
-    from ..guards.sources import Source
+from ..guards.sources import Source, with_values
 
 
 @dataclass(frozen=True, eq=False)

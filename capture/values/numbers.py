@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import fx
@@ -22,12 +22,10 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.step import draw, draw_array, draw_below, draw_numpy
 
+from ..guards.sources import Source
+from .formulas import AtSource, Formula
 from .numpy_numbers import NUMPY_NUMBERS
 from .values import Break, RuntimeNumber
-
-if TYPE_CHECKING:
-    from ..guards.sources import Source
-    from .formulas import AtSource, Formula
 
 PLAIN_NUMBERS = (int, float, bool)
 NUMBERS = (*PLAIN_NUMBERS, complex)

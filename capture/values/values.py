@@ -7,20 +7,17 @@ import operator
 import threading
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import fx
 from torch.nn.attention import SDPBackend
 
 from moebius.interpreter import Signal, is_kind
 
+from ..guards.sources import Source
 from .expert_numbers import number_of
 from .numpy_numbers import NUMPY_NUMBERS
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from ..guards.sources import Source
 
 # Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
 ATOMS = frozenset(

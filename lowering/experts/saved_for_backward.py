@@ -7,17 +7,14 @@ the weights: a write into them on the way to backward, past autograd's versions 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, gradients_before, writes_of_hooks
+from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
 from moebius.lowering.values import computed_of, tensor_of
-
-if TYPE_CHECKING:
-    from moebius.lowering.experts.reader import Reader
 
 
 def writer_before_backward(
