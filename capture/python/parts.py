@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..tensors.numbers import Numbers
     from ..tensors.tensors import TensorOperations
     from .attributes import Attributes
+    from .loop_iterators import LoopIterators
     from .texts import Texts
 
 
@@ -45,7 +46,6 @@ class RowLoops(Protocol):
 
     def next_row(self, rows: Any) -> Any: ...
 
-    def note_range(self, iterator: Any) -> None: ...
 
 
 class GatheredLists(Protocol):
@@ -87,6 +87,7 @@ class Parts(Domain):
     calls: CallParts
     lists: GatheredLists
     loops: RowLoops
+    iterators: LoopIterators
     blocks: ModuleCalls | None
     # what other parts define
     # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does
