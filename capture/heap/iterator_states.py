@@ -42,29 +42,14 @@ def state_of(iterator: Any) -> Any:
     raise CannotRebuild(f"a {kind.__name__}, which does not tell its place, is alive across a graph break")
 
 
-def is_held_by(held: list[Any], at: int, holders: int) -> bool:
-    """Whether only the list, and so many in all, hold what stands there."""
-    probe = [object()]
-    others = [probe[0] for _ in range(holders - 1)]
-    return sys.getrefcount(held[at]) <= sys.getrefcount(probe[0]) and len(others) < holders
-
-
-def cloned(held: list[Any], at: int, holders: int = 0) -> Any:
-    """Another iterator at the place where ``held[at]`` is; None for kinds that do not tell it.
-
-    holders: None, too, where more than so many hold it, which may advance it: the list, the trace's register, its log
-    of writes. One that another goes through is held by that, the register and ``parts``.
-    """
-    if type(held[at]) not in STEPPING or (holders and not is_held_by(held, at, holders)):
+def cloned(iterator: Any) -> Any:
+    """Another iterator at the same place, and so on within it; None for kinds that do not tell it."""
+    if type(iterator) not in STEPPING:
         return None
-    maker, arguments, *state = held[at].__reduce__()
-    parts = list(arguments)
-    del arguments
-    for i in range(len(parts)):
-        if hasattr(type(parts[i]), "__next__"):
-            if (part := cloned(parts, i, holders and 3)) is None:  # (what goes through it, too)
-                return None
-            parts[i] = part
+    maker, arguments, *state = iterator.__reduce__()
+    parts = [cloned(part) if hasattr(type(part), "__next__") else part for part in arguments]
+    if any(part is None for part in parts):
+        return None
     made = maker(*parts)
     if state:
         made.__setstate__(*state)

@@ -92,7 +92,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
     def __init__(self, domain: Parts):
         self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
         self.objects, self.looked_at = domain.objects, {}
-        self.tensors = domain.tensors
+        self.tensors, self.iterators = domain.tensors, domain.iterators
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
         self.messages, self.bars, overrides = Messages(domain), Bars(domain), Overrides(self)
@@ -537,7 +537,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             values = [map(self.domain.native_iter, *values)]
         elif function is itertools.starmap and len(values) == 2:
             values[1] = map(self.domain.native_iter, values[1])
-        return self.objects.made(function(*values, **kwargs))
+        return self.iterators.makes(self.objects.made(function(*values, **kwargs)))
 
     def reverse(self, values: list, kwargs: dict[str, Any]) -> Any:
         if len(values) != 1 or kwargs:
@@ -547,7 +547,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         contents = self.objects.contents(values[0])
         if type(contents) not in (*CONTAINERS, tuple, torch.Size, str, bytes, range, *natives.VIEWS):
             raise Break("reversed()", f"of a {type_of(values[0]).__name__}", "reverse a list")
-        return self.objects.made(reversed(contents))
+        return self.iterators.makes(self.objects.made(reversed(contents)))
 
     def walk_back(self, value: Any) -> Any:
         """``reversed(value)`` where a class of Python code says what that is, else None."""

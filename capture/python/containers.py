@@ -309,6 +309,7 @@ class Containers(Sets):
     # ------------------------------------------------------------------------------------------------------------------
 
     def get_iter(self, value: Any) -> Any:
+        operand = value
         value = natives.specialised(value) if type(value) is Text else value
         kind = type(value)
         if kind in (TensorProxy, IndexList):
@@ -320,18 +321,15 @@ class Containers(Sets):
         self.refuse_alien(value)
         value = self.objects.seen_through(value)
         kind = type(value)
-        if kind is range:
-            iterator = self.objects.made(iter(value))
-            self.loops.note_range(iterator)
-            return iterator
         if kind is frozenset:
             refuse_order(value)
-        if kind in (tuple, str, bytes, frozenset) or kind in natives.VIEWS or kind is torch.Size:
-            return self.objects.made(iter(value))
+        if kind in (tuple, str, bytes, frozenset, range) or kind in natives.VIEWS or kind is torch.Size:
+            return self.iterators.begins(operand, iter(value))
         if is_kind(value, natives.ITERATORS):
             self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed
             if not self.objects.is_new(value) and not self.walks.can_be_told(value):
                 self.walks.refuse(value)
+            self.iterators.passes(value)
             return value
         method = self.attributes.on_type(kind, "__iter__")
         if (found := self.by_own_method(method, "__iter__", value)) is not ABSENT:
@@ -341,7 +339,7 @@ class Containers(Sets):
             held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
             if base in SETS:
                 refuse_order(held)
-            return self.objects.made(base.__iter__(held))
+            return self.iterators.begins(operand, base.__iter__(held))
         if is_kind(value, type) and is_kind(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
         ):
@@ -359,6 +357,7 @@ class Containers(Sets):
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+        self.iterators.takes(value, iterator)
         native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)
 

@@ -52,6 +52,7 @@ from .caught import raised_in_c, tells_of_tracing
 from .construction import Making
 from .containers import Containers
 from .lookups import Lookups
+from .loop_iterators import LoopIterators
 from .operators import Operators
 
 
@@ -77,6 +78,7 @@ class TrackingDomain(Operators, Containers):
         self.arrays, self.walks = Arrays(self), Walks(objects)
         self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
         self.array_calls = ArrayCalls(self.arrays, self.array_inputs)
+        self.iterators = LoopIterators(self)
         self.calls = Calls(self)
         self.attributes.ask = Lookups(self).ask
         self.lists = Lists(self)

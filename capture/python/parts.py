@@ -27,6 +27,7 @@ from ..tensors.numbers import Numbers
 from ..tensors.tensors import TensorOperations
 from ..values.values import SYMBOLIC, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop
 from .attributes import Attributes
+from .loop_iterators import LoopIterators
 from .texts import Texts
 
 
@@ -43,7 +44,6 @@ class RowLoops(Protocol):
 
     def next_row(self, rows: Any) -> Any: ...
 
-    def note_range(self, iterator: Any) -> None: ...
 
 
 class GatheredLists(Protocol):
@@ -85,6 +85,7 @@ class Parts(Domain):
     calls: CallParts
     lists: GatheredLists
     loops: RowLoops
+    iterators: LoopIterators
     blocks: ModuleCalls | None
     # what other parts define
     # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does

@@ -7,7 +7,6 @@ bytecode only; that the body changes nothing but tensors and the function's loca
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -18,8 +17,6 @@ from moebius.interpreter.program import Program
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
 from ..bytecode.liveness import accesses
-from ..heap.heap import Heap
-from ..heap.iterator_states import cloned
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
 
@@ -119,22 +116,6 @@ def branch_at(frame: Frame) -> Conditional | None:
 def goes_on(rows: Conditional) -> bool:
     """Whether a side that returns has the rest of a loop in it, with the branch again in each iteration."""
     return rows.here in rows.inside
-
-
-def iterators(frame: Frame) -> list[int]:
-    """Where those of the loops around the instruction are in the stack."""
-    return [i for i, value in enumerate(frame.stack) if hasattr(type(value), "__next__")]
-
-
-def can_go_on(frame: Frame, heap: Heap) -> bool:
-    """Whether the iterators can be advanced on that side alone, as nobody else has them."""
-    counts = {i: sum(map(len, heap.written.get(id(frame.stack[i]), {}).values())) for i in iterators(frame)}
-    return all(cloned(frame.stack, i, 2 + count) is not None for i, count in counts.items())
-
-
-def clone_iterators(frame: Frame, made: Callable[[Any], Any]) -> None:
-    for i in iterators(frame):
-        frame.stack[i] = made(cloned(frame.stack, i))
 
 
 def is_in_for_alone(program: Program, here: int) -> bool:

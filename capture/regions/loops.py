@@ -61,7 +61,7 @@ class Loops:
         domain.objects.joins = branch_places.Joins(self.open, domain.objects.inside)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
-        self.fresh: Any = None  # the iterator of the range that a for statement met last
+        self.iterators = domain.iterators
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
         self.counts: set[tuple[Any, int]] = set()  # branches that decide between ints, or between yes and no
         self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as an iteration for each expert
@@ -197,19 +197,13 @@ class Loops:
             if loop.frame is frame and loop.start == jump:
                 loop.place = place
 
-    def note_range(self, iterator: Any) -> None:
-        """A range's iterator was made. One that a for statement makes is on the frame's stack and nowhere else."""
-        frame = self.domain.frame
-        if frame is not None and frame.program.instructions[frame.pc].opname == "GET_ITER":
-            self.fresh = iterator
-
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
         key = (frame.code, frame.pc)
         if not self.tensors.branches or key in self.unrolled:
             return
         iterator = frame.stack[-ITERATOR_PLACES]
-        if iterator is not self.fresh or any(local is iterator for local in frame.locals):
+        if not self.iterators.is_alone(frame, -ITERATOR_PLACES):
             return
         if (count := length_of(iterator)) and goes_over_experts(frame):
             self.refuse_behind_return()
@@ -362,8 +356,7 @@ class Loops:
         if rows is not None and rows.other is not None:
             if is_constant(frame.stack[-1]):
                 return  # known while tracing
-            self.fresh = None  # (which is one that would hold it)
-            if branches.goes_on(rows.other) and not branches.can_go_on(frame, self.objects.heap):
+            if branches.goes_on(rows.other) and not self.iterators.can_be_cloned(frame):
                 return
         if rows is not None:
             self.domain.count(frame)
@@ -397,7 +390,7 @@ class Loops:
         assert isinstance(rows, Conditional)
         frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.given], loop.entry
         if branches.goes_on(rows):  # native code would go on with the iterators that are there
-            branches.clone_iterators(frame, self.objects.made)
+            self.iterators.clone(frame)
         self.skip(loop.begun_with[-1], rows.skip_if)
 
     def end_iteration(self, loop: LoopRegion) -> None:

@@ -72,7 +72,7 @@ def told(step, x_TD: torch.Tensor) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")  # (torch's, of what is deprecated or in beta)
 def test_questions_are_answered_as_plain_python_does(kind):
@@ -113,6 +113,7 @@ IN_PLACE = [name for name, function in vars(F).items() if inspect.isfunction(fun
             and "inplace" in inspect.signature(function).parameters]  # fmt: skip
 
 
+@pytest.mark.share(50)
 @pytest.mark.parametrize("asks", [True, 1, 2.0, "yes", False, 0, None, ""], ids=repr)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_whatever_is_true_asks_for_a_result_in_place(name, asks):

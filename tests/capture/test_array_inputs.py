@@ -125,7 +125,7 @@ def test_same_as_plain(name: str, form: str) -> None:
             assert a.tolist() == b.tolist()
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("form", FORMS)

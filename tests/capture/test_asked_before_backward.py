@@ -147,7 +147,7 @@ def trained(read, change, way, which, wrap):
     return found, step
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(14)
 @pytest.mark.parametrize("kind, way, which", [*itertools.product(KINDS, WAYS, (0, 2))])
 def test_what_changed_is_an_error_and_then_native(kind, way, which):
     read, change = KINDS[kind]

@@ -49,7 +49,7 @@ def test_what_tensors_have_before_the_import_is_the_programs(program):
     assert printed(f"{before}\nimport moebius\nstep = moebius.capture(lambda x: {step})\n{calls}") == plain
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["_", "get_ipython", "display"])
 def test_names_that_shells_set_anew_are_no_matter_of_capture(name):
     """What was shown last is ``_``; the others are there while a cell runs."""

@@ -115,6 +115,7 @@ def test_a_number_whichever_it_is(use, choose):
     assert (known.breaks, known.misses) == (0, 2)  # two, as the rows change
 
 
+@pytest.mark.share(20)
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("use", SEEN, ids=lambda f: f.__name__)
 def test_as_plain_where_it_is_seen(use, choose):

@@ -5,6 +5,7 @@ Loops × branches × what is returned, each with several thresholds, so that eve
 
 from __future__ import annotations
 
+import functools
 import linecache
 
 import pytest
@@ -66,7 +67,7 @@ def shown(value):
     return value.tolist() if isinstance(value, torch.Tensor) else (type(value).__name__, value)
 
 
-@pytest.mark.share(12)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_as_plain_python(loop, branch):
@@ -91,6 +92,80 @@ def test_one_graph_for_all_ways(loop, branch):
         generator = torch.Generator().manual_seed(call)
         step(torch.randn(3, generator=generator), torch.randn(3, generator=generator), 0.5)
     assert stats(step).hits == 11 and stats(step).graphs == 1 and stats(step).breaks == 0
+
+
+ALONE = {
+    "a tuple": "for a in (x, y):",
+    "enumerated": "for i, a in enumerate([x, y], start=1):",
+    "enumerated and zipped": "for i, (a, b) in enumerate(zip([x, y], reversed([y, x]))):",
+    "zipped and enumerated": "for a, (i, b) in zip([x, y], enumerate([y, x])):",
+    "a range": "for i in range(2):\n        a = (x, y)[i]",
+}
+HELD = {  # ``it`` is the iterator, which the caller reads from afterwards; what the loop runs over
+    "by a name": ("iter([x, y])", "a in it"),
+    "an enumerate": ("enumerate([x, y])", "i, a in it"),
+    "within a zip": ("iter([x, y, x])", "a, b in zip(it, [x, y])"),
+    "by an enumerate within": ("enumerate([x, y])", "a, (i, b) in zip([x, y], it)"),
+    "chosen": ("enumerate([x, y])", "i, a in (it if limit else enumerate([y, x]))"),
+    "by a list": ("enumerate([x, y])", "i, a in [it].pop()"),
+    "by its class": ("keep(iter([x, y]))", "a in Again()"),
+    "by its class, backward": ("keep(reversed([x, y]))", "a in reversed(Again())"),
+    "by a cache": ("kept((x, y))", "i, a in kept((x, y))"),
+    "by its maker": ("first(x, y, listed := [])", "i, a in first(x, y, listed)"),
+}
+
+
+class Again:
+    def __iter__(self):
+        return self.held
+
+    __reversed__ = __iter__
+
+
+def keep(it):
+    Again.held = it
+    return it
+
+
+def first_made(x, y, listed):
+    if not listed:
+        listed.append(enumerate([x, y]))
+    return listed[0]
+
+
+def loop_in(opening, before=""):
+    kept = functools.lru_cache(enumerate)
+    namespace = {"torch": torch, "Again": Again, "kept": kept, "keep": keep, "first": first_made}
+    source = f"def leaves(x, y, limit, held):\n    t = x.clone()\n    {before}\n    {opening}\n"
+    source += "        if a.sum() > limit:\n            return t * 2\n        t = t + a\n    return t\n"
+    source += "def step(x, y, limit):\n    held = []\n    return leaves(x, y, limit, held), [*held[0]]\n"
+    name = f"<{hash(source)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("opening", ALONE)
+def test_the_captured_function_itself_is_one_graph(opening):
+    plain = loop_in(ALONE[opening])["leaves"]
+    step = capture(plain, backend="eager")
+    for call in range(12):
+        generator = torch.Generator().manual_seed(call)
+        x, y = torch.randn(3, generator=generator), torch.randn(3, generator=generator)
+        assert torch.equal(step(x, y, 0.5, []), plain(x, y, 0.5, [])), call
+    assert stats(step).hits == 11 and stats(step).graphs == 1 and stats(step).breaks == 0
+
+
+@pytest.mark.parametrize("opening", HELD)
+def test_who_else_has_the_iterator_sees_how_far_it_went(opening):
+    it, over = HELD[opening]
+    # (two of them: from a cache that they share one would take all)
+    plain, own = (loop_in(f"for {over}:", f"it = {it}; held[:] = [it]")["step"] for _ in range(2))
+    step = capture(own, backend="eager")
+    for call in range(8):
+        generator = torch.Generator().manual_seed(call)
+        x, y = torch.randn(3, generator=generator), torch.randn(3, generator=generator)
+        assert shown(step(x, y, 0.5)) == shown(plain(x, y, 0.5)), call
 
 
 @pytest.mark.parametrize("backend", ["eager", "moebius"])

@@ -27,6 +27,7 @@ def check(*names):
     return captured
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_a_break_in_one_construct(name):
     captured = check(name)
@@ -37,7 +38,7 @@ def test_a_break_in_one_construct(name):
     assert all(b.hint and b.line for b in breaks)
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("names", PAIRS if os.environ.get("MOEBIUS_MATRIX") else PAIRS[3::19], ids="-".join)
 def test_a_break_in_two_constructs(names):
     check(*names)

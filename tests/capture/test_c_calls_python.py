@@ -460,6 +460,7 @@ def results(kind: type, use: Callable[..., Any], made: bool, wrap: Callable[[Any
     return found
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("name", KINDS)
 def test_special_methods_run_as_often_as_in_plain_python(name: str) -> None:
     cases = list(itertools.product(USES, ("made", "given")))

@@ -46,6 +46,7 @@ def calls(form: str, shown: str, backend: str | None) -> tuple[list[Any], Any]:
     return found, None if backend is None else stats(run)
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("shown", ["always", "ignore", "error", "default"])
 @pytest.mark.parametrize("form", FORMS)

@@ -201,6 +201,7 @@ def test_a_derived_dict_that_the_step_makes_comes_back_whole(base: Any) -> None:
             assert not factory or found["new"] == []
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("base", [list, dict, set, tuple, frozenset, collections.OrderedDict, collections.deque])
 @pytest.mark.parametrize("method", ["__eq__", "__ne__"])
 def test_an_own_comparison_that_asks_its_base(base: Any, method: str) -> None:

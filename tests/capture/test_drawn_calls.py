@@ -114,7 +114,7 @@ def told(step, values: list) -> list:
     return found
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(100))
 def test_drawn_calls_give_what_plain_python_gives(seed):
     rng, done = random.Random(seed), 0

@@ -73,7 +73,7 @@ def arguments(function: Any, operands: list[torch.Tensor], number: Any) -> tuple
     return args, kwargs
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("function", OPERATORS, ids=str)
 def test_what_is_repeated_is_what_torch_gives(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = FakeWorld()

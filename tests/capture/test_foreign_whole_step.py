@@ -99,6 +99,7 @@ def same_bits(expected, actual):
     return len(expected) == len(actual) and all(map(torch.equal, expected, actual))
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("which", OPTIMIZERS)
 @pytest.mark.parametrize(("clip", "schedule", "parts"), PAIRS)
 def test_one_graph_with_the_bits_of_eager(which, clip, schedule, parts):

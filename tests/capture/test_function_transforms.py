@@ -132,6 +132,7 @@ def named(value):
 BOTH = [(transform, function) for transform in TRANSFORMS for function in FUNCTIONS]
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize(("transform", "function"), some(BOTH, 30, "transforms"), ids=named)
 def test_a_transform_of_what_only_computes_is_in_the_graph(transform, function):
     step = TRANSFORMS[transform](function)

@@ -139,6 +139,7 @@ def flat(value):
     )
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("step", STEPS)

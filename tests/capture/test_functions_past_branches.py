@@ -106,6 +106,7 @@ FORMS = [an_if, what_no_node_can_say, a_backward_in_one_way, a_backward_in_both,
 FORMS += [an_error_handled_outside, a_requirement, a_requirement_and_an_if, an_early_return]
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("first", [-1.0, 1.0])
 @pytest.mark.parametrize("before", ["nothing", "a branch"])
 @pytest.mark.parametrize("form", FORMS)

@@ -146,6 +146,7 @@ def test_an_exception_that_a_graph_break_outlives_keeps_what_it_says(raised: Bas
     assert capture(step)() == step()
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_once_differed(path: Path) -> None:
     source = path.read_text()

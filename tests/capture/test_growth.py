@@ -306,7 +306,7 @@ def growth(program: Callable[[int], Any], base: int = BASE) -> dict[str, tuple[i
     return {n: (long[n], (long[n] - middle[n]) / max(middle[n] - short[n], FEW // 4)) for n in names}
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_lines_grow_with_the_program(program):
     found = growth(program)

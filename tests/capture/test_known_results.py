@@ -105,6 +105,7 @@ def worlds():
     return FakeWorld(), FakeWorld()
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_known_result_is_torchs(call, worlds, monkeypatch):
     answered = 0

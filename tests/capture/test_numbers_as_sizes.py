@@ -52,6 +52,7 @@ MADE = [of_a_float, of_a_comparison, of_a_sum, of_a_power]
 USED = [which_way, dimensions, broadcast, halves, joined]
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("used", USED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("made", MADE, ids=lambda f: f.__name__)

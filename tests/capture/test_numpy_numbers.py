@@ -123,6 +123,7 @@ def program(rng):
     return names["step"], [made(v) for v in values], f"{name} {text} c={c!r} values={values!r}"
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_what_numpy_computes_of_numbers(seed):
     rng = random.Random(f"{seed}")

@@ -82,7 +82,7 @@ def answer(step, rows, n):
 CALLS = ((4, 2), (8, 5), (3, 6), (6, 3), (8, 16), (17, 1), (9, 0), (4, 2))
 
 
-@pytest.mark.share(12)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("items", ITEMS)
 def test_as_plain_python(items, use):

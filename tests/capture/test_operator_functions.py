@@ -87,7 +87,7 @@ def outcome(step, values):
     return type(result), repr(result), [i for i, v in enumerate(values) if v is result], [*map(repr, values)]
 
 
-@pytest.mark.share(33)
+@pytest.mark.share(16)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # numpy's, of torch's __array_wrap__
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

@@ -350,6 +350,7 @@ def difference(seed: int, captures: str) -> tuple[str, int]:
     return "", hits
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
 @pytest.mark.parametrize("captures", ["step", "model", "loss"])
 def test_a_history_of_outside_changes(captures: str, first: int) -> None:

@@ -47,6 +47,7 @@ def plain(value):
     return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("use, batch_first, sorted_", [*itertools.product(USES, (True, False), (True, False))])
 def test_as_plain(use, batch_first, sorted_):
     for lengths in LENGTHS:

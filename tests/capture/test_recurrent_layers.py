@@ -35,6 +35,7 @@ def trained(kind: str, sizes: list, run=lambda step: step, **options) -> list[to
     return [*(again(torch.randn(*size, 6)) for size in sizes), *layer.parameters()]
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize(("kind", "sizes"), list(itertools.product((*KINDS, "relu"), (LENGTHS, BATCHES))))
 @pytest.mark.parametrize("form", [{}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True, "bias": False}])
 def test_two_captures_serve_all_lengths_and_batches(kind, sizes, form):
@@ -86,6 +87,7 @@ def through(name: str):
 TRANSFORMS = [n for n, f in vars(torch.fft).items() if type(f) is type(torch.abs) and "freq" not in n and n[0] != "_"]
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_two_captures_serve_all_sizes_of_a_transform(name):
     step = through(name)

@@ -235,6 +235,7 @@ TABLE = {
 }
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_captured_or_a_break(recipe):
     hold(recipe, TABLE[recipe])

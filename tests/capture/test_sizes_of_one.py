@@ -90,7 +90,7 @@ def shown(value: Any) -> Any:
     return [shown(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "sizes"), [*itertools.product(ALIKE | APART, SIZES)], ids=lambda name: name)
 def test_each_of_several_has_one_row_or_more(name: str, sizes: str) -> None:

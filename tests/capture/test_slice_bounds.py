@@ -77,6 +77,7 @@ def compared(use, bounds):
     return stats(captured)
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
 @pytest.mark.parametrize("use", USES, ids=lambda f: f.__name__)
 def test_no_graph_break(use, bounds):

@@ -39,6 +39,7 @@ def given_back(x, rows):
     return x + 1, rows, [rows]
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("place", ["argument", "in a list", "in a dict", "attribute"])
 @pytest.mark.parametrize("use", [of_list, of_tensor, in_tuple, parts, written, given_back], ids=lambda f: f.__name__)
 def test_each_slice_is_answered_by_its_own_parts(use, place):

@@ -322,6 +322,7 @@ def outcome(function, values):
     return found
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_both_ways(function, backend):

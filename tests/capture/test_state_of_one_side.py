@@ -68,7 +68,7 @@ def trained(step, make, options, bad):
     return repr(found)  # (NaN is equal to NaN by its text)
 
 
-@pytest.mark.share(12)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("step", [scaled, where_finite, where_a_number_is_small], ids=lambda f: f.__name__)

@@ -426,6 +426,7 @@ def warned():
         torch.ones(1, requires_grad=True).sum().backward(create_graph=True)
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_as_the_table_says(recipe):
     hold(recipe, TABLE[recipe])

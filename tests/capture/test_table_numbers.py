@@ -98,7 +98,7 @@ def some(kind: str) -> list[str]:
     return [e for e in EXPRESSIONS if (zlib.crc32(e.encode()) + len(kind)) % 16 == 0]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_number_of_the_step_is_pythons(kind):

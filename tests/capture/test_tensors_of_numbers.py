@@ -75,6 +75,7 @@ def calls() -> list[tuple[torch.Tensor, int]]:
     return [(torch.randn(rows, 3, generator=draw), 20 - rows) for rows in (8, 6, 10, 5, 7, 9)]
 
 
+@pytest.mark.share(50)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize(("made", "number"), [*itertools.product(MADE, NUMBERS)], ids=lambda name: name)
 def test_one_capture_for_all_numbers(made: str, number: str, backend: str) -> None:
@@ -89,6 +90,7 @@ def test_one_capture_for_all_numbers(made: str, number: str, backend: str) -> No
     assert (counts.breaks, counts.misses <= 2) == (0, True), counts
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("number", ["a size", "an argument"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_operators_that_take_whole_numbers(operator: str, number: str) -> None:

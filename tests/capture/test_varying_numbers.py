@@ -157,7 +157,7 @@ def answers(expressions: list[str], kind: str, step_of) -> list:
     return found
 
 
-@pytest.mark.share(18)
+@pytest.mark.share(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", [*FUNCTIONS, "methods"])
 def test_every_function_of_numbers(function, kind):

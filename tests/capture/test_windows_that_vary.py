@@ -34,6 +34,7 @@ POOLS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 ONE = [*POOLS][:11]
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("name", POOLS)
 def test_pooling(name: str, backend: str) -> None:

@@ -70,7 +70,7 @@ def compare(function, dtype=torch.float64, make=tensors, kernel="cpu"):
     return region.lowered and region.kernel == kernel
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(14)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("name", [*NAMED, *WRITTEN])
 def test_becomes_part_of_the_operator(name, gated):
@@ -93,6 +93,7 @@ def at_kinks(seed):
     return x, router, gate_up, down
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("name", [*NAMED, *(n for n in WRITTEN if n not in ("where of two kinds", "logarithm"))])
 def test_derivatives_at_kinks(name):
     """At 0, at 0.5, at 3 and at 6 the gradient is torch's."""

@@ -120,6 +120,7 @@ def lowered(function):
     return region.kernel == "cpu"
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("after", RIGHT)

@@ -203,6 +203,7 @@ RIGHT = (result_changed, gathered_einsum, gathered_matmul, columns, weighted_ins
          axes_moved)  # fmt: skip
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("layer", RIGHT, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("tokens", [T, 7])
 def test_right_ones_are_lowered(layer, tokens):

@@ -83,7 +83,7 @@ WRONG = [across_rows, by_the_number_of_rows, of_all_rows, first_row, other_order
          cut_off, softmax_over_rows, noise_as_well, dropping_in_another_layout]  # fmt: skip
 
 
-@pytest.mark.share(15)
+@pytest.mark.share(8)
 @pytest.mark.parametrize(("expert", "loop"), [*zip(RIGHT + RIGHT[2:], itertools.cycle(LOOPS), strict=False)])
 def test_right(expert, loop):
     assert lowered(loop(expert))

@@ -91,7 +91,7 @@ def trained(cut, capacity, captured: bool) -> tuple[list[torch.Tensor], list]:
     return found, report_of(captured_of(run)).expert_regions if captured else []
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("cut, capacity", [*itertools.product(SPELLINGS, CAPACITIES)])
 def test_such_experts_are_one_operator(cut, capacity):
     want, _ = trained(cut, capacity, captured=False)

@@ -139,6 +139,7 @@ def test_picked_of_the_stack(pick):
     assert lowered(lambda x, moe: pick(x, moe, *moe.route(x)))
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("name", ["einsum", "added up"])
 def test_gates(gates, name):
@@ -203,6 +204,7 @@ def not_low_enough(x, moe):
     return softmax(torch.full_like(logits, -2.0).scatter(-1, index, values), -1)
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("name", ["einsum", "added up"])
 @pytest.mark.parametrize(
     "gates",

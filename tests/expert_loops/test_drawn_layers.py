@@ -85,7 +85,7 @@ def layer_of(text):
     return namespace["layer"]
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize(("route", "loop", "find"), [*itertools.product(ROUTES, LOOPS, FINDS)])
 def test_layer(route, loop, find):
     text = source(route, loop, find)
@@ -107,6 +107,7 @@ WRITES = {
 CHANGED = "two = best[:, 1] - (x[:, 0] > 1).long()"
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("loop", ["range", "list of unique"])
 def test_what_is_written_is_not_what_was_chosen(write, loop):

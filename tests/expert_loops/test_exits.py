@@ -168,7 +168,7 @@ def test_one_operator(function):
     assert regions and all(region.lowered for region in regions), regions
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("function", RIGHT + KEPT)
 @pytest.mark.parametrize("first", [0, 3])
 def test_left_or_not(function, first):

@@ -38,7 +38,7 @@ def trained(call, layer, seed, rows):
     return [out, x.grad, *grads, *layer.parameters(), *layer.buffers()]
 
 
-@pytest.mark.share(16)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", HELD)
 def test_layer(name):
     moebius.reset()

@@ -242,6 +242,7 @@ def check(function):
     return stats(captured).graphs, bool(regions) and all(region.lowered for region in regions)
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("function", RIGHT + BEHIND)
 def test_right(function):
     assert check(function) == (1, True)

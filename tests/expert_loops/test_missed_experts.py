@@ -493,6 +493,7 @@ ORDINARY = [layers_in_iteration, layers_in_iteration_with_gates, outputs_of_laye
             one_expert]  # fmt: skip
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("function", ORDINARY)
 def test_no_experts(function):
     moebius.reset()

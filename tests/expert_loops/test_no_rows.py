@@ -47,7 +47,7 @@ def differs(mine: Any, plain: Any) -> str:
     return ""
 
 
-@pytest.mark.share(12)
+@pytest.mark.share(6)
 @pytest.mark.filterwarnings("error:moebius could not")
 @pytest.mark.parametrize("name", EVERY)
 def test_no_rows(name: str) -> None:

@@ -244,7 +244,7 @@ def results(function, seed):
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.share(17)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_same_bits(name, backend):

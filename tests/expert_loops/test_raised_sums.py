@@ -263,6 +263,7 @@ WRONG = [gates_turned, result_turned, summed_over_tokens, picked_along_the_batch
          the_tokens_change, the_gates_change, a_vector_for_each_place, read_between]  # fmt: skip
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("function", RIGHT)
 def test_right(function):
     assert compare(function) == (1, True)
@@ -275,6 +276,7 @@ def is_masked_sum(function):
     return any(region.lowered and "masked by a gate" in region.idiom for region in regions)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("function", WRONG)
 def test_no_masked_sum(function):
     assert not is_masked_sum(function)

@@ -84,7 +84,7 @@ RIGHT = [weights, tokens_too, between, vectors, turned, rounded_twice, rounded_t
          cut_and_rounded, tokens_twice, three_precisions]  # fmt: skip
 
 
-@pytest.mark.share(15)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("expert", RIGHT)
 @pytest.mark.parametrize(("hits", "whole"), [(False, True), (True, True), (False, False)])
 def test_through_another_precision(expert, hits, whole):

@@ -28,7 +28,7 @@ def outcome(call, layer, seed):
     return [out, x.grad, *(p.grad for p in layer.parameters()), *layer.buffers()]
 
 
-@pytest.mark.share(16)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_structure(name):
     moebius.reset()

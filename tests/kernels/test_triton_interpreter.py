@@ -77,14 +77,14 @@ def test_equals_the_loop(ask: Callable[..., dict]) -> None:
     check()
 
 
-@pytest.mark.share(17)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("gate, activation", [(gate, name) for gate in GATES for name in activations(gate)])
 def test_every_activation(ask: Callable[..., dict], activation: str, gate: str) -> None:
     case = dict(layer=layer(9, 24, 40, 3, 2, gate=gate, activation=activation, bias=True))
     assert ask(**case)["error"] < TOLERANCE["float32"]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_several_tiles_each_way(ask: Callable[..., dict], dtype: str, gate: str) -> None:
@@ -142,6 +142,7 @@ def test_opcheck(ask: Callable[..., dict]) -> None:
 FORMATS = ["fp8", "fp8_block", "mxfp8"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("gemm", ["up", "grad_act"])
 def test_formats_of_given_operands(ask: Callable[..., dict], gemm: str, name: str) -> None:
@@ -151,6 +152,7 @@ def test_formats_of_given_operands(ask: Callable[..., dict], gemm: str, name: st
     assert ask(**case)["error"] < TOLERANCE["float32"]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("gemm, name", [
     (gemm, name) for gemm in ("down", "grad_x", "grad_gate_up", "grad_down") for name in FORMATS
     if (gemm, name) not in (("grad_gate_up", "fp8"), ("grad_down", "fp8"))])
@@ -218,7 +220,7 @@ def test_packed_h_of_every_magnitude(ask: Callable[..., dict], gate: str) -> Non
         assert answer["out"] and answer["packed"] and answer["scales"] > 10, answer
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 @pytest.mark.parametrize("gate", GATES)
 def test_packed_h_keeps_what_is_not_finite_in_its_row(ask: Callable[..., dict], gate: str, bad: str) -> None:

@@ -43,6 +43,7 @@ def test_right_loops_are_lowered(spec, seed):
     assert region.lowered, f"{spec}: {region.refusal}"
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("field,value", [(name, value) for name, values in CHOICES.items() for value in values])
 def test_each_way_of_writing_is_lowered(field, value):
     base = Spec(select="eq") if value == "unique" else Spec()

@@ -128,7 +128,7 @@ def loaded(text: str, path: Path) -> Callable[..., object]:
     return module.step
 
 
-@pytest.mark.share(36)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_the_edit_takes_the_break_away(case: int, tmp_path: Path) -> None:
     cause, body = CASES[case]

@@ -49,7 +49,7 @@ def made_of(kind: str, seed: int) -> tuple[Any, list[tuple]]:
     return lambda: (one(), one()), [(torch.full((2,), float(number)),) for number in range(3)]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("kind", "first"), CASES)
 def test_generated_programs(kind: str, first: int) -> None:
     compared, ran = 0, 0

@@ -26,7 +26,7 @@ def no_callbacks() -> Iterator[None]:
     gc.callbacks[:] = kept
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("seed", range(200))
 def test_generated_steps(seed: int) -> None:
     source = generate(SeededChoices(seed))

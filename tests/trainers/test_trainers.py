@@ -18,6 +18,7 @@ QUICK = sorted(name for name, (family, _) in trainers.SCRIPTS.items() if family 
 SHARE = [name for i, name in enumerate(QUICK) if (i + seeds.seed_of_the_code()) % 9 == 0]
 
 
+@pytest.mark.share(5)
 @pytest.mark.filterwarnings("ignore:moebius. .* was captured again")
 @pytest.mark.parametrize("name", SHARE)
 def test_each_script_trains_as_plain_python_does(name):

@@ -81,7 +81,7 @@ def epochs(step: Callable[..., Any], arguments: tuple, reached: list[Any]) -> li
     return found
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.filterwarnings("error:moebius could not capture")
 @pytest.mark.parametrize("program", CHOSEN, ids=lambda p: p.__name__)
 def test_epochs(program: Callable[[], Any]) -> None:

@@ -160,7 +160,7 @@ def differences_within(tolerance: float, seed: int, backend: str) -> list[str]:
     return []
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", FIXED)
 def test_fixed_scripts(seed: int) -> None:
     assert not differences(seed, "eager" if seed % 2 else "moebius")
@@ -172,7 +172,7 @@ def test_scripts_that_once_differed(seed: int, backend: str) -> None:
     assert not differences(seed, backend)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("number", range(FRESH))
 def test_fresh_scripts(number: int) -> None:
     seed = seed_of_the_code() + number

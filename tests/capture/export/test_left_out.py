@@ -94,6 +94,7 @@ BEFORE = [(ALL, ALL, ALL), (ALL, ALL, (0, 1, 2)), ((0, 1), (0, 1), (0, 1)), ((0,
 AFTER = [(0, 1), ALL, (2,), ALL, (3, 0)]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("before", BEFORE)
 def test_as_plain(before, kind, tmp_path):

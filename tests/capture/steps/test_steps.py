@@ -20,7 +20,7 @@ FIXED, FRESH = 10, 6
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("seed", range(FIXED))
 def test_the_same_steps(seed: int) -> None:
     source = generate(SeededChoices(seed))

@@ -72,7 +72,7 @@ def train(way, first, axis):
     return [p.tolist() for p in whole], seen
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("way, first, axis", [*itertools.product(("traced", "switched off"), (0, 2), AXES)])
 def test_the_ranks_train_together(on_ranks, way, first, axis):
     expected = on_ranks(2, train, "captured", 0, axis)[0][0]

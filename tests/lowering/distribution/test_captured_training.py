@@ -110,7 +110,7 @@ def check_layout(training):
     return [name for name, _ in sharded]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     "sizes, tokens", [((2,), [9, 30, 1]), ((4,), [5, 8]), ((2, 2), [12]), ((2, 2), [9, 3, 14, 1, 6])]
 )

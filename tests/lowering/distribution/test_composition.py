@@ -118,7 +118,7 @@ def train(way, sizes, split, experts_first=False):
     return [isinstance(expert, Sharded) for expert in experts_of(model)]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("way, sizes, split, experts_first", [
     ("scaled", (2,), (2,), False), ("scaled", (2,), (2,), True), ("in_a_generator", (2,), (2,), False),
     ("one_reduction", (2,), (2,), False), ("step", (2, 2), (2, 2), False), ("step", (4,), (2, 2), False),

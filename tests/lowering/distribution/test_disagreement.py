@@ -308,7 +308,7 @@ def run_out(layer, patience):
     return errors, time.perf_counter() - started, all(map(torch.equal, before, held(model))), len(group.promised)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("patience", [0, 3])
 @pytest.mark.parametrize("layer", [1, 0])
 def test_an_error_that_one_rank_catches_within_backward(on_new_ranks, layer, patience):

@@ -266,7 +266,7 @@ def look_at(answers):
         assert not apart and (not error or took < BOUND) and told, (apart, error, took, told)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_a_disturbed_step_is_that_of_one_process(on_ranks, case):
     look_at(on_ranks(2, disturb, *case, (5, 3)))
@@ -434,7 +434,7 @@ def take_steps(kind, step):
 STEP_CASES = [*itertools.product(KINDS, STEPS)]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("case", STEP_CASES, ids=", ".join)
 def test_a_step_as_people_write_it_is_that_of_one_process(on_ranks, case):
     look_at(on_ranks(2, take_steps, *case))

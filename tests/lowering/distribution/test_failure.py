@@ -83,7 +83,7 @@ def train(how, where):
         return f"{type(error).__name__}: {error}", same, steps, total, took
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("way", WAYS, ids=", ".join)
 def test_the_others_name_it_and_end(on_new_ranks, way):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if way in OVER_TCP else None

@@ -114,7 +114,7 @@ def train(way, tokens):
         spread[0].first.down, Sharded)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("tokens", [(8, 8), (11, 0), (2, 9)])
 @pytest.mark.parametrize("way", WAYS)
 def test_within_the_rounding_of_the_dtype(on_ranks, way, tokens):

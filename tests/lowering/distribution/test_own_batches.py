@@ -241,7 +241,7 @@ def train(way):
     return [isinstance(p, Sharded) for p in spread[0].first.experts.parameters()], [str(w.message) for w in said]
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_trains_as_one_process_does(on_ranks, way):
     for sharded, said in on_ranks(2, train, way):
@@ -505,7 +505,7 @@ def beside_one_process(name):
     return stats(run).breaks, placed
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", [way.__name__ for way in STEPS])
 def test_a_step_is_one_graph_and_that_of_one_process(on_ranks, name):
     for breaks, placed in on_ranks(2, beside_one_process, name):

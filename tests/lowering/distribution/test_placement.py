@@ -125,6 +125,7 @@ def test_five_steps_equal_one_process(on_ranks, ranks, num_experts):
     assert all(result == results[0] for result in results), "replicated parameters differ between ranks"
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("foreach", [True, False])
 def test_every_way_to_step(on_ranks, optimizer, foreach):

@@ -202,7 +202,7 @@ WAYS = ("plain", "generator", "checkpoint", "reentrant")
 CASES = [(loop, kind, way) for loop in LOOPS for kind in EXPERTS for way in WAYS]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_ranks_whose_batches_decide_in_other_ways(on_ranks, case):
     for far, _ in on_ranks(2, train, *case):

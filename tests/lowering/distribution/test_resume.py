@@ -81,7 +81,7 @@ def same(ours, theirs):
     torch.testing.assert_close(whole.detach(), theirs.detach(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("ranks, then", [(2, 4), (4, 2), (2, 1)])
 def test_goes_on_at_another_number_of_ranks(on_ranks, tmp_path, ranks, then):
     on_ranks(ranks, save, str(tmp_path))

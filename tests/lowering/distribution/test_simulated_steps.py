@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_layers import Experts
+from seeds import examples
 from torch import nn
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -41,9 +42,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, E, recompute):
+    def __init__(self, E, recompute, layers):
         super().__init__()
-        self.blocks, self.recompute = nn.ModuleList([Block(E), Block(E)]), recompute
+        self.blocks, self.recompute = nn.ModuleList(Block(E) for _ in range(layers)), recompute
 
     def forward(self, x, favour_E):
         for block in self.blocks:
@@ -66,9 +67,9 @@ def step(model, optimizer, parts, divisor, by_tokens):
     return shown, norm
 
 
-def build(E, recompute=False):
+def build(E, recompute=False, layers=2):
     torch.manual_seed(0)
-    model = Model(E, recompute).double()
+    model = Model(E, recompute, layers).double()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -107,11 +108,11 @@ def of_rank(value, rank):
 class Simulation:
     """So many ranks and one process, from the same weights."""
 
-    def __init__(self, dp, ep, E, recompute=False, chunks=1):
+    def __init__(self, dp, ep, E, recompute=False, chunks=1, layers=2):
         self.ranks, self.run = dp * ep, capture(step, mesh=mesh_of(dp, ep), plan=distribution.Plan("ep", chunks=chunks))
-        self.mode, self.one = LocalTensorMode(self.ranks), build(E)
+        self.mode, self.one = LocalTensorMode(self.ranks), build(E, layers=layers)
         with self.mode:
-            self.ours = build(E, recompute)
+            self.ours = build(E, recompute, layers)
 
     def train(self, batches, by_tokens=False, passes=1):
         """One step of each, which are equal: the mean of the ranks' losses, the norm, and all that the step leaves.
@@ -142,10 +143,11 @@ class Simulation:
 
 
 def test_sixty_four_ranks_equal_one_process():
-    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens."""
+    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens. One layer: what torch does for each of 64 ranks,
+    operator by operator, is what takes the time."""
     start, E = time.process_time(), 20
     with fake_group(64):
-        many = Simulation(8, 8, E)
+        many = Simulation(8, 8, E, layers=1)
         generator = torch.Generator().manual_seed(1)
         for number in range(2):
             many.train(draw(generator, [(rank * 7 + number) % 6 for rank in range(64)], E))
@@ -156,7 +158,7 @@ def test_sixty_four_ranks_equal_one_process():
     assert time.process_time() - start < 60
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("way", ["plain", "two backward passes", "recomputed", "by tokens"])
 def test_ways_to_train(way, chunks):
@@ -176,7 +178,7 @@ def test_generated_batches(dp, ep, E):
     with fake_group(dp * ep):
         many = Simulation(dp, ep, E)
 
-        @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples(16), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(sizes, favoured, st.integers(0, 99))
         def check(sizes, favoured, seed):
             many.train(draw(torch.Generator().manual_seed(seed), sizes, E, favoured))

@@ -99,7 +99,7 @@ def on_own_processes(tmp_path, shape, what, calls):
     return [(*json.loads(out), err) for out, err in told]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("what", COLLECTIVES)
 def test_a_rank_in_a_collective_of_its_own_is_named_on_all(tmp_path, what, shape):

@@ -63,7 +63,7 @@ def beside_one_process(name, clip):
     return [one for one in collectives if "gather" in one], stats(captured).breaks
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_optimizers_graph_gathers_nothing(on_ranks, name, clip):

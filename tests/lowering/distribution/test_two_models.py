@@ -155,7 +155,7 @@ def train(name, shape, sizes):
     return max(float(((p.full_tensor() if isinstance(p, Sharded) else p) - q).abs().max()) for p, q in pairs)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("sizes", ["same", "own"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", PROGRAMS)

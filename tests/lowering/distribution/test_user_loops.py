@@ -592,7 +592,7 @@ def look_at(answers):
         assert not apart and not error and took < BOUND, (apart, error, took)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_a_loop_is_that_of_one_process(on_ranks, case):
     look_at(on_ranks(2, run_loop, *case))

@@ -117,7 +117,7 @@ def train(way, sizes, seed):
     return far, stats(spread[0].forward if run is step else run).breaks, isinstance(spread[0].first.down, Sharded)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)])
 @pytest.mark.parametrize("way", ["plain", "accumulation", "checkpoint", "below a break", "scaler", *ALONE])
 def test_as_one_process_on_all_tokens(on_ranks, way, sizes):

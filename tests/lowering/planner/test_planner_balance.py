@@ -15,6 +15,7 @@ def zipf(experts: int, power: float, seed: int) -> list[float]:
     return found
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("ranks", [4, 8, 16, 32])
 @pytest.mark.parametrize("experts", [64, 128, 256])
 def test_zipf_is_even_with_one_replica_a_rank(experts, ranks):

@@ -39,6 +39,7 @@ def bytes_of(tensors) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("save", ["default", "recompute"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3"])
