@@ -47,6 +47,7 @@ from moebius.lowering.values import (
     computed_of,
     dtype_of,
     put_before,
+    reaches,
     shape_of,
     tensor_of,
     value_of,
@@ -66,21 +67,27 @@ UNROLLED = 512  # iterations of a loop that are written out for it
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def expert_rows(down: fx.Node, rank: int = 2, ups: set[fx.Node] | None = None) -> list[fx.Node] | None:
+def expert_rows(
+    down: fx.Node, rank: int = 2, ups: set[fx.Node] | None = None, columns: list[fx.Node] | None = None
+) -> list[fx.Node] | None:
     """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
 
-    Between the two lie elementwise operators and views only. rank: of the rows, where they have more axes. ups: gets
-    the projections."""
+    Between the two lie elementwise operators and views only, and numbers of the rows that were known before, [S, 1].
+    rank: of the rows, where they have more axes. ups: gets the projections; columns: those numbers."""
     call = read_call(down)
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
     rows: list[fx.Node] = []
     products: list[fx.Node] = []
+    beside: list[fx.Node] = []
 
     def onwards(node: fx.Node) -> list[fx.Node]:
         made = read_call(node)
         if len(shape_of(node) or (0, 0)) < 2:
             return []  # a vector of the features: ``+ b[e]``
+        if is_column(node):
+            beside.append(node)
+            return []
         if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
             raise NoRows
         if made.name in INSIDE:
@@ -92,9 +99,23 @@ def expert_rows(down: fx.Node, rank: int = 2, ups: set[fx.Node] | None = None) -
         return []
 
     found = found_rows(rows, call["input"], onwards)
+    if found is not None and beside:
+        length = certain(shape_of(found[0]))[0]
+        if not all(same_size(certain(shape_of(node))[0], length) for node in beside):
+            return None
+        if reaches(set(beside), set(products), min(products)):
+            return None  # a number that the expert has computed
     if found is not None and ups is not None:
         ups.update(products)
+    if columns is not None:
+        columns += beside
     return found
+
+
+def is_column(node: fx.Node) -> bool:
+    """Whether it may be a number of each row, looked up before: a view of a piece of a longer column."""
+    shape, call = shape_of(node), read_call(node)
+    return shape is not None and len(shape) == 2 and shape[1] == 1 and call is not None and call.name in VIEWS | LOOKUPS
 
 
 class NoRows(Exception):
@@ -175,7 +196,7 @@ def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 
 def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:
-    """Stretches of the projections whose rows are not made of what another one gave."""
+    """Stretches of the projections whose rows, and numbers of rows, are not made of what another one gave."""
     found: list[list[fx.Node]] = []
     run: list[fx.Node] = []
     source: fx.Node | None = None
@@ -183,7 +204,9 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
     for node in graph.nodes:
         if node in downs:
             own = source_of(downs[node][0])
-            if any(rows in tainted for rows in downs[node]) or own is None or own is not source:
+            beside: list[fx.Node] = []
+            expert_rows(node, columns=beside)
+            if not tainted.isdisjoint((*downs[node], *beside)) or own is None or own is not source:
                 found.append(run)
                 run, tainted, source = [], set(), own
             run.append(node)
@@ -205,16 +228,18 @@ class Blocks(Builder):
     def __init__(self, gm: fx.GraphModule, downs: list[fx.Node], storage: Storage, rows_of: RowsOf):
         self.downs, self.rows_of = downs, rows_of
         self.rows = [self.one(node) for node in downs]
+        self.columns = columns_of(downs) if rows_of is expert_rows else []
         self.fault: Differ | None = None  # raised once it is known that these are experts
         try:
             self.hoist(gm.graph, storage)
         except Differ as difference:
             self.fault = difference
         x, index, zeros = self.join(downs[0])
-        for node in (x, index, zeros):
+        joined = [self.joined_column(column, downs[0]) for column in self.columns]
+        for node in (x, index, zeros, *joined):
             storage.add(node)
         super().__init__(gm, [Place(node, node, zeros) for node in downs], storage)
-        self.x, self.index = x, index
+        self.x, self.index, self.joined = x, index, joined
         self.own: tuple[set[fx.Node], ...] = tuple(set(rows_of(node) or ()) for node in downs)
         self.inputs: fx.Node | None = None
         self.token: fx.Node | None = None
@@ -236,7 +261,8 @@ class Blocks(Builder):
                 raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
             return [one for one in node.all_input_nodes if first < one]
 
-        wanted = computed_of([node for node in self.rows if first < node], onwards)
+        looked_up = [*self.rows, *(node for column in self.columns for node in column)]
+        wanted = computed_of([node for node in looked_up if first < node], onwards)
         self.check_written(wanted, storage)
         for node in graph.nodes:
             call = read_call(node) if first < node < last else None
@@ -257,7 +283,7 @@ class Blocks(Builder):
         where it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
         first, last = self.downs[0], self.downs[-1]
         computed = {node for down in self.downs for node in inside(down, self.rows_of)}
-        own = wanted | set(self.rows)
+        own = wanted | set(self.rows) | {node for column in self.columns for node in column}
         read = [(reader, node) for reader in own | computed for node in reader.all_input_nodes]
         read += [(last, node) for node in own]
         for writer, targets in storage.writers.items():
@@ -299,6 +325,11 @@ class Blocks(Builder):
         length = total if isinstance(total, int) else made("size", (x, 0), total)
         return x, index, made("new_zeros", (x, (length, width)), of_zeros)
 
+    def joined_column(self, column: tuple[fx.Node, ...], first: fx.Node) -> fx.Node:
+        """Numbers of the rows of all experts, one under another."""
+        example, total = certain(tensor_of(column[0])), sum(certain(shape_of(rows))[0] for rows in self.rows)
+        return put_before(first, join_blocks, column, first, like(example, (total, 1), example.dtype))
+
     def build(self) -> fx.GraphModule:
         index = self.capture(self.index)
         chosen = add_call(self.body, self.first, torch.eq, index, self.row)
@@ -321,7 +352,22 @@ class Blocks(Builder):
     def make(self, nodes: tuple[fx.Node, ...], sum_too: bool) -> Any:
         if all(node in own for node, own in zip(nodes, self.own, strict=True)):
             return self.inputs
+        if nodes in self.columns:
+            column = self.joined[self.columns.index(nodes)]
+            found = add_call(self.body, self.first, operator.getitem, self.capture(column), self.token)
+            found.meta["val"] = nodes[0].meta["val"]
+            return found
         return super().make(nodes, sum_too)
+
+
+def columns_of(downs: list[fx.Node]) -> list[tuple[fx.Node, ...]]:
+    """The numbers of rows between the projections: of each kind that of each expert. Raises NoExperts."""
+    found: list[list[fx.Node]] = [[] for _ in downs]
+    for down, columns in zip(downs, found, strict=True):
+        expert_rows(down, columns=columns)
+    if len({len(columns) for columns in found}) != 1:
+        raise NoExperts("the rows of some experts have numbers that those of others have not", downs[0])
+    return list(zip(*found, strict=True))
 
 
 def are_apart(write: fx.Node, read: fx.Node) -> bool:

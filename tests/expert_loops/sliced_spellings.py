@@ -161,23 +161,6 @@ def python_lists(x, moe):
 
 
 @spelled(LOWERED)
-def masks_of_slots(x, moe):
-    """a token's slots as masks that `|` joins, and a weight for each token that both add to"""
-    weight, index = moe.route(x)
-    out = torch.zeros_like(x)
-    for e in range(E):
-        first, second = index[:, 0] == e, index[:, 1] == e
-        chosen = first | second
-        if not chosen.any():
-            continue
-        scale = x.new_zeros(len(x))
-        scale[first] += weight[first, 0]
-        scale[second] += weight[second, 1]
-        out[chosen] += moe.experts[e](x[chosen]) * scale[chosen].unsqueeze(-1)
-    return out
-
-
-@spelled(LOWERED)
 def reduced_by_scatter(x, moe):
     """`out = out.scatter_reduce(0, token[:, None].expand(-1, D), rows, "sum")`"""
     weight, index = moe.route(x)
@@ -483,3 +466,31 @@ def token_by_token(x, moe):
     for t in range(4):
         rows.append(sum(weight[t, k] * moe.experts[int(index[t, k])](x[t]) for k in range(K)))
     return torch.stack(rows)
+
+
+@spelled(LOWERED)
+def masks_of_slots(x, moe):
+    """a token's slots as masks that `|` joins, and a weight for each token that both add to"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        first, second = index[:, 0] == e, index[:, 1] == e
+        chosen = first | second
+        if not chosen.any():
+            continue
+        scale = x.new_zeros(len(x))
+        scale[first] += weight[first, 0]
+        scale[second] += weight[second, 1]
+        out[chosen] += moe.experts[e](x[chosen]) * scale[chosen].unsqueeze(-1)
+    return out
+
+
+@spelled(LOWERED)
+def weights_between_pieces(x, moe):
+    """sorted rows and their weights in pieces, and the weight between the projections (Megatron's experts)"""
+    weight, index = moe.route(x)
+    order = index.reshape(-1).argsort(stable=True)
+    token, counts = order // K, index.reshape(-1).bincount(minlength=E).tolist()
+    pieces = zip(moe.experts, x[token].split(counts), weight.reshape(-1)[order].split(counts), strict=True)
+    rows = [expert.w2(silu(expert.w1(piece)) * expert.w3(piece) * scale[:, None]) for expert, piece, scale in pieces]
+    return torch.zeros_like(x).index_add(0, token, torch.cat(rows))

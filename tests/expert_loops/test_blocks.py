@@ -302,6 +302,56 @@ def lowered(function):
     return bool(regions) and all(region.lowered for region in regions)
 
 
+def between(expert, rows, scale):
+    return expert.w2(expert.act(expert.w1(rows)) * expert.w3(rows) * scale)
+
+
+@right
+def numbers_between_the_projections(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    pieces = zip(moe.experts, x[order // K].split(counts), weight[:, None].split(counts), strict=True)
+    y = torch.cat([between(expert, rows, scale) for expert, rows, scale in pieces])
+    return torch.zeros_like(x).index_add(0, order // K, y)
+
+
+@right
+def numbers_of_other_rows_between(x, moe):
+    """Each expert's are its own, whatever they belong to."""
+    weight, order, counts = sorted_rows(x, moe)
+    parts, start, numbers = [], 0, weight.flip(0) * 2
+    for expert, count in zip(moe.experts, counts, strict=True):
+        scale = numbers[start : start + count].unsqueeze(-1)
+        parts.append(between(expert, x[order // K][start : start + count], scale + scale))
+        start += count
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@right
+def numbers_of_the_rows_themselves_between(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts = [between(e, rows, rows[:, 1:2]) for e, rows in zip(moe.experts, x[order // K].split(counts), strict=True)]
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def numbers_that_are_written_between(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts, start, numbers = [], 0, weight[:, None].clone()
+    for expert, count in zip(moe.experts, counts, strict=True):
+        parts.append(between(expert, x[order // K][start : start + count], numbers[start : start + count].clone()))
+        start += count
+        numbers = numbers * (1 + parts[-1].detach().sum())
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def numbers_that_an_expert_has_not(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    pieces = zip(moe.experts, x[order // K].split(counts), weight[:, None].split(counts), strict=True)
+    parts = [e(rows) if e is moe.experts[1] else between(e, rows, scale) for e, rows, scale in pieces]
+    return put_back(x, order, torch.cat(parts), weight)
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     assert lowered(RIGHT[name])
