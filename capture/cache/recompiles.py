@@ -17,7 +17,7 @@ from ..bytecode.counting import goes_on
 from ..bytecode.user_code import is_ours
 from ..guards import hints
 from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch
-from ..guards.recorder import Fact, describe, same_entry
+from ..guards.recorder import Fact, describe, same_constant
 from ..heap.objects import SameItems
 from ..hook import ABSENT
 from ..trace.provenance import LOCAL, left_on_stack, written
@@ -187,7 +187,7 @@ def compared(name: str, kind: str, wanted: Any, now: Any) -> tuple[str, str, str
     if before != len(now):
         return f"len({name})", str(before), str(len(now))
     if kind == "contents" and type(now) in (list, tuple, deque):
-        index = next((i for i, pair in enumerate(zip(now, wanted, strict=True)) if not same_entry(*pair)), 0)
+        index = next((i for i, pair in enumerate(zip(now, wanted, strict=True)) if not same_constant(*pair)), 0)
         return f"{name}[{index}]", describe(wanted[index]), describe_object(now[index])
     return (name, items_of(wanted), items_of(now)) if kind == "contents" else None
 

@@ -15,7 +15,7 @@ from moebius.interpreter.domain.core import lookup
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..torch_facts import torch_private
-from .recorder import Fact, GuardRecorder, WatchedClass, describe, describe_tensor, same_entry, tensor_meta
+from .recorder import Fact, GuardRecorder, WatchedClass, describe, describe_tensor, same_constant, tensor_meta
 from .sources import Source, from_arguments
 
 TOLD = {"type", "dtype", "device", "shape", "stride", "requires_grad"}  # of a tensor, by ``describe_tensor``
@@ -126,7 +126,7 @@ def other_keys(the_dict: dict, keys: tuple) -> str:
 def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
     """The first key whose entry is not what was expected."""
     for key, expected in entries.items():
-        if not same_entry(dict.get(the_dict, key, ABSENT), expected):
+        if not same_constant(dict.get(the_dict, key, ABSENT), expected):
             return key
     return None
 

@@ -333,14 +333,16 @@ def can_be_held_weakly(obj: Any) -> bool:
 
 def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
     """Whether the dict still has this object under the key."""
-    return (obj := key()) is not None and same_entry(dict.get(the_dict, obj, ABSENT), value)
+    return (obj := key()) is not None and same_constant(dict.get(the_dict, obj, ABSENT), value)
 
 
-def same_entry(now: Any, expected: Any) -> bool:
-    """Whether an entry is this very object, or an equal constant."""
-    return now is expected or (
-        type(now) is type(expected) and is_kind(now, int | str | float) and now == expected
-    )
+def same_constant(now: Any, expected: Any) -> bool:
+    """Whether this is the very object, or an equal constant (0.0 is not -0.0, as in ``mb_same_value``)."""
+    if now is expected or type(now) is not type(expected):
+        return now is expected
+    if type(now) in (float, complex):
+        return repr(now) == repr(expected)
+    return type(now) in (int, str, bytes) and now == expected
 
 
 def tensor_meta(

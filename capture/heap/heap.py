@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .records import same_item
+from ..guards.recorder import same_constant
 
 Event = tuple[str, Any, Any, Any]
 WRITE = "write"  # its value: since when the trace has had the owner, -1 for what existed before
@@ -131,5 +131,5 @@ class Heap:
 
 def same(now: Any, then: Any) -> bool:
     if type(now) is tuple and type(then) is tuple:
-        return len(now) == len(then) and all(map(same_item, now, then))
-    return same_item(now, then)
+        return len(now) == len(then) and all(map(same_constant, now, then))
+    return same_constant(now, then)

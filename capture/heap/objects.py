@@ -23,7 +23,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..guards.recorder import can_die, describe
+from ..guards.recorder import can_die, describe, same_constant
 from ..guards.sources import Part, Source, Static, is_item, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import asks_metaclass, is_bound_builtin
@@ -47,7 +47,6 @@ from .records import (
     VIEWS,
     Record,
     raw_dict,
-    same_item,
     whole_items,
 )
 
@@ -446,7 +445,7 @@ class SameItems:
         self.items = items
 
     def __call__(self, ring: collections.deque) -> bool:
-        return len(ring) == len(self.items) and all(map(same_item, ring, self.items))
+        return len(ring) == len(self.items) and all(map(same_constant, ring, self.items))
 
 
 def is_made_anew(function: types.FunctionType) -> bool:

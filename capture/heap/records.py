@@ -109,11 +109,6 @@ def whole_items(container: Any) -> tuple[Any, ...]:
     return tuple(container)
 
 
-def same_item(now: Any, then: Any) -> bool:
-    """Identical, or equal constants of one type."""
-    return now is then or (type(now) is type(then) and is_kind(now, int | str | bytes) and now == then)
-
-
 def contents_of(cell: types.CellType) -> Any:
     """The cell's contents, ABSENT if empty."""
     try:
