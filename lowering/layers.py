@@ -28,7 +28,16 @@ from moebius.lowering.experts.loops import find_loops, loops_among
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
 from moebius.lowering.pipeline import run_passes
-from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, with_equal_parts, worked, write_body
+from moebius.lowering.repeats import (
+    Layer,
+    Repeats,
+    Written,
+    find_layers,
+    with_calls,
+    with_equal_parts,
+    worked,
+    write_body,
+)
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.values import copy_node
 
