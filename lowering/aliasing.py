@@ -188,7 +188,8 @@ class Storage:
     """Which storages each node of a graph may share, found in one walk.
 
     roots[node]: the nodes that made those storages. The parts of an operator's result (``getitem`` of ``topk``) are
-    storages of their own. What no table knows shares those of its arguments.
+    storages of their own. What no table knows shares those of its arguments. writers_into: the writers by what they
+    write into; backwards: the nodes in which autograd runs.
     """
 
     def __init__(self, graph: fx.Graph):
@@ -196,6 +197,8 @@ class Storage:
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
         self.sharing: dict[fx.Node, list[fx.Node]] = {}  # by root: the nodes that may share its storage
         self.writers: dict[fx.Node, list[fx.Node]] = {}
+        self.writers_into: dict[fx.Node, list[fx.Node]] = {}
+        self.backwards: list[fx.Node] = []
         self.memory: dict[int, fx.Node] = {}  # the first input of those that have memory in common
         self.gradients: dict[Any, frozenset[fx.Node]] = {}  # by tensor, or its source: of its ``.grad``
         for node in graph.nodes:
@@ -211,6 +214,10 @@ class Storage:
             written = writes_of(node, call)
             if written:
                 self.writers[node] = written
+            for target in written:
+                self.writers_into.setdefault(target, []).append(node)
+            if is_backward(node):
+                self.backwards.append(node)
 
     def put(self, node: fx.Node, roots: frozenset[fx.Node]) -> None:
         self.roots[node] = roots
@@ -293,12 +300,14 @@ class Storage:
     def writers_of(
         self, nodes: Iterable[fx.Node], after: fx.Node | None = None, end: fx.Node | None = None
     ) -> Iterator[fx.Node]:
-        """The nodes that may write into the storage of one of some nodes, between two nodes where these are given."""
+        """The nodes that may write into the storage of one of some nodes, between two nodes where these are given, in
+        the order of the graph."""
         roots = frozenset[fx.Node]().union(*(self.roots[node] for node in nodes))
-        for writer, targets in self.writers.items():
+        named = {node for root in roots for node in self.sharing.get(root, ())}
+        writers = {writer for node in named for writer in self.writers_into.get(node, ()) if writer in self.writers}
+        for writer in sorted(writers):
             if (after is None or after < writer) and (end is None or writer < end):
-                if any(not roots.isdisjoint(self.roots[target]) for target in targets):
-                    yield writer
+                yield writer
 
     def writer_into(self, nodes: Iterable[fx.Node], end: fx.Node) -> fx.Node | None:
         """The same of several nodes."""

@@ -179,14 +179,18 @@ def runs(graph: fx.Graph) -> Iterator[Run]:
 def joined(stretch: list[Operation]) -> Iterator[Run]:
     """One chain for those operations that have tensors in common, directly or by others. (Two parameters are two
     chains: a step may leave out one of them.)"""
-    groups: list[tuple[set[fx.Node], list[Operation]]] = []
+    of: dict[fx.Node, list[Operation]] = {}  # by tensor: what is joined to it
     for operation in stretch:
-        mine, own = {operation.node, *operation.operands}, [operation]
-        for group in [group for group in groups if not mine.isdisjoint(group[0])]:
-            groups.remove(group)
-            mine, own = mine | group[0], group[1] + own
-        groups.append((mine, own))
-    for _, own in groups:
+        mine = (operation.node, *operation.operands)
+        met = {id(of[node]): of[node] for node in mine if node in of}
+        group = max(met.values(), key=len, default=[])
+        for other in met.values():
+            if other is not group:
+                group += other
+                of |= {node: group for one in other for node in (one.node, *one.operands)}
+        group.append(operation)
+        of |= dict.fromkeys(mine, group)
+    for own in {id(group): group for group in of.values()}.values():
         run = Run()
         for operation in sorted(own, key=lambda operation: operation.node):
             if not run.take(operation):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+BY_TEXT = frozenset((int, float, str, bool, complex, torch.device))  # constants of which there are several equal ones
 Places = dict[fx.Node, int]
 
 
@@ -40,4 +42,4 @@ def same(a: Any, b: Any, first: Places, second: Places, given: dict[fx.Node, fx.
         return list(a) == list(b) and same_items([*a.values()], [*b.values()], first, second, given)
     if kind is slice:
         return same_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), first, second, given)
-    return a is b or (kind in (int, float, str, bool, complex) and repr(a) == repr(b))
+    return a is b or (kind in BY_TEXT and repr(a) == repr(b))

@@ -25,9 +25,19 @@ from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.contract import Work
 from moebius.lowering.draft import Draft
 from moebius.lowering.experts.loops import find_loops, loops_among
+from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
 from moebius.lowering.pipeline import run_passes
-from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, with_chains, worked, write_body
+from moebius.lowering.repeats import (
+    Layer,
+    Repeats,
+    Written,
+    find_layers,
+    with_calls,
+    with_equal_parts,
+    worked,
+    write_body,
+)
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.values import copy_node
 
@@ -45,10 +55,10 @@ class Parts:
 
     def repeats(self) -> Repeats:
         """The code that runs it."""
-        chained = with_chains(self.outer.gm)
-        if chained is None:
+        found = with_equal_parts(self.outer.gm, chains=True)
+        if found is None:
             return Repeats(self.outer.gm, self.written_out, finish_with_ours)
-        outer, written = chained
+        outer, written = found
         return Repeats(outer, lambda: self.written_out().behind(written), finish_with_ours)
 
     def regions(self) -> list[ExpertRegion]:
@@ -135,13 +145,15 @@ def lower_layers(captured: CapturedGraph, options: LoweringOptions) -> Parts | N
         return None
     calls = [LayerCall(work.gm, isolated=True, fresh=are_fresh(work.gm.graph)) for work in bodies]
     outer, _ = with_calls(captured.gm, layers, calls)
+    if changes_what_layers_keep(outer):
+        return None
     work = run_passes(dataclasses.replace(captured, gm=Draft(captured.gm, outer)), options)
     modules = modules_of([work.gm, *(body.gm for body in bodies)])
     return None if modules is None else Parts(captured, layers, bodies, work, modules)
 
 
 def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
-    """Equal layers that all have a loop over experts in them; none where the surroundings of a layer may matter."""
+    """Equal layers that have a loop over experts in them; none where the surroundings of a layer may matter."""
     gm = captured.gm
     own_names = (text_of(options.precision) or "").startswith("budget")  # each layer's operator has a name
     if options.backend != "moebius" or options.mesh is not None or own_names:
@@ -150,8 +162,7 @@ def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
         return []
     if asks_of_each(gm):
         return []
-    layers = list(find_layers(worked(gm.graph)))
-    return layers if all(loops_among(layer.iterations[0]) for layer in layers) else []
+    return [layer for layer in find_layers(worked(gm.graph)) if loops_among(layer.iterations[0])]
 
 
 def writes_outside(graph: fx.Graph) -> bool:
@@ -159,6 +170,15 @@ def writes_outside(graph: fx.Graph) -> bool:
     storage = Storage(graph)
     written = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
     return any(root.op != "call_function" and root.op != "call_method" for root in written)
+
+
+def changes_what_layers_keep(outer: fx.Graph) -> bool:
+    """Whether something writes into what a layer was given, between it and its backward: the proof of a layer alone
+    can't see that."""
+    storage = Storage(outer)
+    calls = [node for node in outer.nodes if isinstance(node.target, LayerCall)]
+    given = ((call, call.all_input_nodes) for call in calls)
+    return any(writer_before_backward(storage, call, kept, kept, call) is not None for call, kept in given)
 
 
 def are_fresh(graph: fx.Graph) -> bool:

@@ -211,18 +211,22 @@ def with_calls(gm: fx.GraphModule, layers: list[Layer], targets: list[LayerCall]
 def written_once(gm: fx.GraphModule, chains: bool = False) -> Repeats | None:
     """The graph's code with its layers written once, and its chains as calls if asked for; None for a graph that has
     neither."""
+    found = with_equal_parts(gm, chains)
+    if found is None:
+        return None
+    outer, written = found
+    return Repeats(outer, lambda: written, finish_with_ours if chains else finish)
+
+
+def with_equal_parts(gm: fx.GraphModule, chains: bool) -> tuple[fx.GraphModule, Written] | None:
+    """The graph with calls for its layers, and for its chains if asked for; None for one that has neither."""
     chained = with_chains(gm) if chains else None
     outer, written = chained or (gm, None)
     layers = list(find_layers(worked(outer.graph), SHORTEST if chained is None else SHORTEST_CHAINED))
-    if not layers and chained is None:
-        return None
-    if layers:
-        inner = written
-        graph, written = with_calls(outer, layers, [LayerCall(write_body(outer, layer)) for layer in layers])
-        outer = Draft(outer, graph)
-        written = written if inner is None else inner.behind(written)
-    assert written is not None
-    return Repeats(outer, lambda: written, finish_with_ours if chains else finish)
+    if not layers:
+        return chained
+    graph, called = with_calls(outer, layers, [LayerCall(write_body(outer, layer)) for layer in layers])
+    return Draft(outer, graph), called if written is None else written.behind(called)
 
 
 def with_chains(gm: fx.GraphModule) -> tuple[fx.GraphModule, Written] | None:
@@ -263,7 +267,8 @@ def find_layers(nodes: list[fx.Node], shortest: int = SHORTEST) -> Iterator[Laye
     """Stretches of the nodes that are equal, and each uses of the others only what comes before it."""
     kinds: dict[Any, int] = {}
     signs = [kinds.setdefault((n.op, n.target, len(n.args), len(n.kwargs)), len(kinds)) for n in nodes]
-    pending = [(0, len(nodes))]
+    calls = [place for place, node in enumerate(nodes) if isinstance(node.target, LayerCall)]  # in no other layer
+    pending = list(zip([0, *(place + 1 for place in calls)], [*calls, len(nodes)], strict=True))
     while pending:
         low, high = pending.pop()
         if high - low < shortest * FEWEST:

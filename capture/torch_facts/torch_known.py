@@ -4,9 +4,9 @@ A loop over parameters calls the same dozen operators for each of them. torch re
 (FakeTensorMode's cache), but to come there and back takes ten times as long as to make the result. So what a whole
 call did is remembered here, where torch itself found its one operator in that cache: which argument it gave back or
 what new tensor it made, and what it wrote into. All that decides this is in the key: the function, the metadata of each
-fake, which of them are the same, every other argument by its text, torch's switches. A call is left to torch where
-something else may count: gradients, shared memory, sizes that vary, modes of the program's, a transform of
-``torch.func``.
+fake, which of them are the same or share memory, every other argument by its text, torch's switches. A call is left to
+torch where something else may count: gradients, writes into shared memory, results that are views, sizes that vary,
+modes of the program's, a transform of ``torch.func``.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class KnownResults:
         writes = [(i, times) for i, times in writes if times]
         if ON_FAKES.last() is not None or tuple(facts(fakes)) != key[-1]:
             return  # it warned, or changed what a tensor is
+        memories = set(map(storage_of, fakes))
+        if writes and (len(memories) < len(fakes) or any(fake._base is not None for fake in fakes)):
+            return  # (a write into the one may be one into the other)
         place = next((i for i, fake in enumerate(fakes) if fake is result), None)
         if place is not None:
             self.known[key] = Known(place, (), writes)
         elif type(result) is FakeTensor and is_plain(result) and not result.requires_grad and owns_storage(result):
-            if storage_of(result) not in map(storage_of, fakes):
+            if result._base is None and storage_of(result) not in memories:
                 made = result.shape, result.stride(), result.dtype, result.fake_device
                 self.known[key] = Known(None, made, writes)
 
@@ -111,18 +114,18 @@ def described(values: Iterable[Any], fakes: dict[FakeTensor, int]) -> Iterator[A
 
 def facts(fakes: Iterable[FakeTensor]) -> Iterator[Any]:
     """What an operator may ask of each of these; Unknown for one of which it may ask more."""
-    storages: set[int] = set()
+    memories: dict[int, int] = {}
     for fake in fakes:
-        if not is_plain(fake) or (memory := storage_of(fake)) in storages:
-            raise Unknown  # (a write into the one may be one into the other)
-        storages.add(memory)
-        whole = owns_storage(fake), fake.requires_grad
-        yield fake.shape, fake.stride(), fake.storage_offset(), fake.dtype, fake.fake_device, whole
+        if not is_plain(fake):
+            raise Unknown
+        whole = owns_storage(fake), fake.requires_grad, fake._base is None
+        memory = memories.setdefault(storage_of(fake), len(memories))
+        yield fake.shape, fake.stride(), fake.storage_offset(), fake.dtype, fake.fake_device, whole, memory
 
 
 def is_plain(fake: FakeTensor) -> bool:
-    """Strided, no view, with known sizes and without a value that is known."""
-    odd = fake.layout is not torch.strided or fake._has_symbolic_sizes_strides or fake._base is not None
+    """Strided, with known sizes and without a value that is known."""
+    odd = fake.layout is not torch.strided or fake._has_symbolic_sizes_strides
     return not (odd or fake.constant is not None or fake.is_inference() or fake.is_conj() or fake.is_neg())
 
 

@@ -23,7 +23,8 @@ from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.out_of_place import alike
 from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
-from moebius.lowering.operators import given_to, loop_body, read_call
+from moebius.lowering.memo import MEMO
+from moebius.lowering.operators import Call, given_to, loop_body, read_call
 from moebius.lowering.values import certain
 
 # What gives zero (or NaN) for zeros: of its first argument, or of all.
@@ -36,6 +37,8 @@ ZERO_AT_ZERO = frozenset(
 def postpone_zeros(work: Work) -> None:
     """Moves each such addition behind the accumulations that follow it."""
     storage: Storage | None = None
+    for node in work.gm.graph.nodes:
+        is_zero(node)  # once of each, from the first on: a long sum is asked about no deeper than its last addition
     for node in list(reversed(work.gm.graph.nodes)):
         base = sum_of(node)
         if base is None:
@@ -102,6 +105,14 @@ def is_zero(value: Any) -> bool:
     call = read_call(value)
     if call is None or call.op.inplace:
         return False
+    known = {} if MEMO.known is None else MEMO.known.zeros
+    found = known.get(value)
+    if found is None or found[0] is not call:
+        found = known[value] = call, makes_zero(call)
+    return found[1]
+
+
+def makes_zero(call: Call) -> bool:
     if call.name == "mul" and any(type(call[side]) in (int, float) and call[side] == 0 for side in ("input", "other")):
         return True
     if call.name == "add":

@@ -34,15 +34,14 @@ def writer_before_backward(
         if x.target is join_blocks:
             ours.update(source for rows in parts_of(x) for source in rows.all_input_nodes)
     graph = loop.graph
-    after = [node for node in graph.nodes if is_backward(node) and loop < node]
+    after = [node for node in storage.backwards if node.graph is graph and loop < node]
     needs_gradients = any(t is not None and t.requires_grad for t in map(tensor_of, nodes))
     if not (after or needs_gradients):
         return None
-    for writer, targets in storage.writers.items():
-        if writer.graph is not graph or not loop < writer or (after and after[-1] < writer):
+    for writer in storage.writers_of(nodes, loop):
+        if writer.graph is not graph or (after and after[-1] < writer):
             continue
-        written = written_by_backward(writer) if is_backward(writer) else targets
-        if not any(storage.share(n, t) for n in nodes for t in written):
+        if is_backward(writer) and not any(storage.share(n, t) for n in nodes for t in written_by_backward(writer)):
             continue
         if not after or any(not node < writer and leads_to(ours, node) for node in after):
             return writer

@@ -21,6 +21,8 @@ from torch import nn
 import moebius
 from moebius import capture, stats
 from moebius.cache import captured
+from moebius.lowering.experts import idle
+from moebius.lowering.memo import Memo
 
 OURS = tuple(os.path.dirname(os.path.abspath(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering))
 BASE = 4
@@ -285,6 +287,38 @@ def random_and_modes(n: int) -> Any:
     return step, (torch.randn(4, 4),)
 
 
+class Unlike(nn.Module):
+    """A layer with a loop over experts; no two of them are equal, and each adds to a long sum."""
+
+    def __init__(self, i: int):
+        super().__init__()
+        self.scale, self.router = 1.0 + 0.25 * i, nn.Linear(8, 4, bias=False)
+        self.up, self.down = nn.Parameter(torch.randn(4, 6, 8) * 0.3), nn.Parameter(torch.randn(4, 8, 6) * 0.3)
+
+    def forward(self, x):
+        weights, chosen = torch.topk(F.softmax(self.router(x), -1), 2)
+        out, mask = torch.zeros_like(x), F.one_hot(chosen, 4).permute(2, 1, 0)
+        for expert in torch.greater(mask.sum((-1, -2)), 0).nonzero():
+            slot, token = torch.where(mask[expert[0]])
+            y = F.linear(F.relu(F.linear(x[token], self.up[expert[0]])), self.down[expert[0]])
+            out.index_add_(0, token, y * weights[token, slot, None])
+        return x + out * self.scale
+
+
+def trains_unlike_layers(n: int) -> Any:
+    model = nn.Sequential(*[Unlike(i) for i in range(n)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, (torch.randn(8, 8),)
+
+
 PROGRAMS = (
     asks_for_strides, keeps_what_it_made, writes_in_place, branches_on_data, branches_with_gradients, layers_that_count,
     counters_in_an_argument, trains, accumulates, reads_and_writes_texts, asks_caches,
@@ -292,13 +326,15 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-def growth(program: Callable[[int], Any], base: int = BASE) -> dict[str, tuple[int, float]]:
+def growth(
+    program: Callable[[int], Any], base: int = BASE, backend: str = "eager"
+) -> dict[str, tuple[int, float]]:
     """Of each function of ours, how many lines of it ran at the greatest length, and how these grew."""
     counts = []
     for length in (base, base, 4 * base, 16 * base):  # (what is found once of a function's code is in the first)
         torch.manual_seed(0)
         step, args = program(length)
-        whole = capture(step, backend="eager")
+        whole = capture(step, backend=backend)
         counts.append(lines_of(lambda whole=whole, args=args: whole(*args)))
         assert stats(whole).graphs == 1 and not stats(whole).breaks
     _, short, middle, long = counts
@@ -313,3 +349,25 @@ def test_lines_grow_with_the_program(program):
     assert sum(lines for lines, _ in found.values()) > 10_000
     walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
     assert not walking, walking
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_lowering_costs_grows_with_the_program(kept, monkeypatch):
+    """kept: where it isn't, what is zero is asked anew of all that a long sum adds, for each addition."""
+    if not kept:
+        monkeypatch.setattr(idle, "MEMO", Memo())
+    found = growth(trains_unlike_layers, 2 if kept else BASE, "moebius")
+    walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
+    assert bool(walking) != kept, walking
+
+
+def test_a_product_of_itself_is_asked_about_once():
+    """Each factor is the same one: what is asked of both, at each step, is asked 2**60 times."""
+
+    def step(x):
+        for _ in range(60):
+            x = x * x
+        return x + x
+
+    x = torch.full((3,), 1.0)
+    torch.testing.assert_close(capture(step)(x), step(x))

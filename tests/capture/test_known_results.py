@@ -134,6 +134,33 @@ NEVER = {"view", "t_", "unsqueeze_", "detach", "resize_", "unbind", "wrong sizes
          "dropout"}  # fmt: skip
 
 
+@pytest.mark.parametrize("call", [torch.neg, torch.add, T.mul_])
+def test_views_are_read_from_what_is_known_and_never_written(call, monkeypatch):
+    answers = []
+    again = KnownResults.again
+
+    def counting(self: Any, key: Any, fakes: Any) -> Any:
+        answers.append(again(self, key, fakes))
+        return answers[-1]
+
+    monkeypatch.setattr(KnownResults, "again", counting)
+    world = FakeWorld()
+    for _ in range(4):
+        x = world.fakify(torch.randn(4, 4), "x")
+        with world.mode:
+            views = [x.view(2, 8), x[1:], x.t(), x.view(16)[::2], x.unsqueeze(0).expand(3, 4, 4)]
+        for view in views[:-1] if call is T.mul_ else views:
+            given = {torch.neg: (view,), torch.add: (view, view), T.mul_: (view, 0.5)}[call]
+            before = x._version
+            result = world.call(call, given, {})
+            assert x._version == view._version == before + (call is T.mul_)
+            with world.mode:
+                like = torch.neg(view)
+            if call is not T.mul_:
+                assert (result.shape, result.stride(), result._base) == (like.shape, like.stride(), None)
+    assert any(found is not None for found in answers) == (call is not T.mul_)
+
+
 @pytest.mark.parametrize("name", ["detach", "data"])
 @pytest.mark.parametrize("call", ["mul_", "add_"])
 @pytest.mark.parametrize("first", [False, True])

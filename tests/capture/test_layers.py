@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,10 @@ from torch.nn import functional as F
 
 from moebius import capture, explain, lowering
 from moebius.api import captured_of
+from moebius.lowering import equal_nodes, layers
 from moebius.lowering.experts import rewrite
 from moebius.lowering.layers import are_fresh, writes_outside
+from moebius.lowering.repeats import find_layers
 
 LAYERS = 6
 
@@ -156,6 +160,90 @@ def test_sizes_that_vary_and_gradients_that_somebody_sees():
 def test_the_report_has_a_region_for_each_layer():
     report = explain(run)(Model(), X, ROWS)
     assert [(r.lowered, r.num_experts) for r in report.expert_regions] == [(True, 4)] * LAYERS
+
+
+class Cached(nn.Module):
+    """Layers that each make a tensor on a device, and keep something in a list, as a key-value cache does."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.model = Model(layers=layers)
+
+    def forward(self, x, kept):
+        x = self.model.embed(x)
+        for layer, row in zip(self.model.layers, itertools.cycle(ROWS)):
+            keys = torch.tensor([], dtype=x.dtype, device=x.device)
+            kept.append(torch.cat([keys, x.flatten()]))
+            x = layer(x, row)
+        return x.tanh()
+
+
+def training(model, optimizer, write=None):
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x, kept := []) + kept[-1].view_as(x) * 0.1).square().mean()
+        if write is not None:
+            write(model)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def proofs_of_a_step(monkeypatch, count):
+    """How many loops are proven for a step that trains, keeps something of each layer, and has an optimizer."""
+    models, proofs = [Cached(count), Cached(count)], []
+    plain, ours = (training(model, torch.optim.AdamW(model.parameters(), lr=1e-3)) for model in models)
+    with monkeypatch.context() as patch:
+        patch.setattr(rewrite, "prove", lambda *a, prove=rewrite.prove: proofs.append(a) or prove(*a))
+        captured = capture(ours)
+        for _ in range(3):
+            torch.testing.assert_close(captured(X), plain(X), rtol=1e-4, atol=1e-5)
+    (lowered,) = lowered_of(captured)
+    assert [r.lowered for r in lowered.regions] == [True] * count
+    return len(proofs)
+
+
+def test_what_a_training_step_costs_does_not_grow_with_its_layers(monkeypatch):
+    assert proofs_of_a_step(monkeypatch, 4) == proofs_of_a_step(monkeypatch, 16) <= 2
+
+
+@pytest.mark.parametrize("off", ["layers", "constants", "no other layers"])
+def test_it_grows_without(off, monkeypatch):
+    if off == "layers":
+        monkeypatch.setattr(lowering, "lower_layers", lambda *args: None)
+    elif off == "constants":
+        monkeypatch.setattr(equal_nodes, "BY_TEXT", equal_nodes.BY_TEXT - {torch.device})
+    else:  # a graph in which something else comes again and again has no layers with experts
+        def alone(nodes):
+            return found if len(found := list(find_layers(nodes))) < 2 else []
+
+        monkeypatch.setattr(layers, "find_layers", alone)
+    assert proofs_of_a_step(monkeypatch, 4) < proofs_of_a_step(monkeypatch, 8)
+
+
+@pytest.mark.parametrize(("name", "seen"), [("down", True), ("gate_up", True), ("down", False)])
+def test_weights_that_change_before_backward(name, seen, monkeypatch):
+    """What a layer keeps for backward is written into: the layer's graph alone does not show it."""
+    if not seen:
+        monkeypatch.setattr(layers, "changes_what_layers_keep", lambda outer: False)
+
+    def write(model):
+        for layer in model.model.layers:
+            getattr(layer, name).data.mul_(3.0)
+
+    models = [Cached(LAYERS), Cached(LAYERS)]
+    plain, ours = (training(model, torch.optim.SGD(model.parameters(), lr=0.1), write) for model in models)
+    captured = capture(ours)
+    plain(X)
+    if not seen:
+        with pytest.raises(RuntimeError, match="changed between forward and backward"):
+            captured(X)
+        return
+    captured(X)
+    for found, want in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(found.grad, want.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_known_of_a_layers_graph_from_outside():
