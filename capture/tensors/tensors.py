@@ -38,6 +38,7 @@ from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
+from .eithers import as_arguments, eithers_in
 from .fakes import (
     ARITHMETIC,
     as_operand,
@@ -284,6 +285,8 @@ class TensorOperations:
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
+        if either := [*eithers_in((args, kwargs))]:
+            args, kwargs = as_arguments(self, function, either, (args, kwargs))
         args, kwargs = decided_flags(function, *self.with_flags(args, kwargs))
         if function in BINCOUNTS and is_kind(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
