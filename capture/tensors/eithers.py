@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.lowering.step import chosen, either
 
 from ..torch_facts import torch_private
@@ -52,7 +53,7 @@ class Either(SymbolicObject):
         self, domain: EitherDomain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any
     ) -> None:
         self.domain, self.refused, self.site = domain, refused, site
-        self.condition, self.sides = condition, (one, other)
+        self.condition, self.sides = condition, domain.numbers.open((one, other))
         self.versions = self.versions_now()
 
     def versions_now(self) -> list[int]:
@@ -73,22 +74,23 @@ class Either(SymbolicObject):
     def with_both(self, what: str, function: Callable[..., Any], operation: Callable[..., Any], *operands: Any) -> Any:
         """An operation on numbers and tensors of one, of which this is one and all others are of either side. function:
         what it is in Python."""
-        operands = self.domain.numbers.open(operands)
+        domain = self.domain
+        operands = domain.numbers.open(operands)
         other = [o for o in operands if type(o) is Either and o is not self]
         if any(o.condition is not self.condition for o in other) or self.versions_now() != self.versions:
             self.refuse(what)
         ways = [[o.sides[i] if type(o) is Either else o for o in operands] for i in (0, 1)]
         if not all(cannot_fail(function, way) for way in ways):
             self.refuse(what)
-        return join(self.domain, self.refused, self.site, self.condition, *(operation(*way) for way in ways))
+        return join(domain, self.refused, self.site, self.condition, *(operation(*way) for way in ways))
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
-        op = op.removesuffix("=")  # (nothing that is an Either is changed in place: see ``is_part``)
-        if op not in OPERATIONS:
-            self.refuse(op)
-        if type(right if left is self else left) is TensorProxy:
-            return self.domain.tensors.function(OPERATIONS[op], (left, right), {})
-        return self.with_both(op, OPERATIONS[op], lambda *operands: self.domain.binary(op, *operands), left, right)
+        domain, name, beside = self.domain, op.removesuffix("="), right if left is self else left
+        if name not in OPERATIONS or (name != op and left is self and TensorProxy in map(type, leaves_of(self))):
+            self.refuse(op)  # (a tensor is changed in place, and whoever else has it sees that)
+        if type(beside) is TensorProxy:
+            return domain.tensors.function(OPERATORS[op], (left, right), {})
+        return self.with_both(name, OPERATIONS[name], lambda *operands: domain.binary(name, *operands), left, right)
 
     def unary(self, op: str) -> Any:
         return self.with_both(op, UNARY[op], lambda side: self.domain.unary(op, side), self)
@@ -110,8 +112,9 @@ class Either(SymbolicObject):
 def number_of(domain: EitherDomain, condition: Number, one: Any, other: Any) -> Number:
     """A number of the graph that is the one or the other when the step runs."""
     tensors = domain.tensors
-    function = either if TensorProxy in (type(one), type(other)) else chosen
-    node = tensors.writer.node("call_function", function, (condition, one, other), {})
+    sides = [side.number() if type(side) is Either else side for side in (one, other)]
+    function = either if TensorProxy in map(type, sides) else chosen
+    node = tensors.writer.node("call_function", function, (condition, *sides), {})
     node.meta["val"] = None
     return Number(domain.numbers, SOME, node)
 
@@ -123,8 +126,20 @@ def join(domain: EitherDomain, refused: set[Site], site: Site, condition: Number
     return Either(domain, refused, site, condition, one, other)
 
 
+def leaves_of(value: Any) -> list[Any]:
+    """What it may be; of an Either that may be another one, too."""
+    return [leaf for side in value.sides for leaf in leaves_of(side)] if type(value) is Either else [value]
+
+
+def conditions_of(value: Any) -> list[Any]:
+    """What decides which."""
+    return [value.condition, *(c for side in value.sides for c in conditions_of(side))] if type(value) is Either else []
+
+
 def cannot_fail(function: Callable[..., Any], operands: list[Any]) -> bool:
     """Whether an operation on numbers, and tensors of one float, raises on no data."""
+    if any(type(o) is Either for o in operands):
+        return True  # it is asked for its own sides
     if any(type(o) is TensorProxy for o in operands):
         return all(is_plain(o) or is_part(o) for o in operands)
     if all(type(o) in PLAIN_NUMBERS for o in operands):
@@ -153,7 +168,7 @@ def described(side: Any) -> str:
 
 
 def of_extreme(domain: Any, refused: set[Site], site: Site, function: Any, values: Sequence[Any]) -> Either | None:
-    """What stands for ``max(*values)`` or ``min(*values)`` of a tensor and a number; None where it is to be a branch."""
+    """What stands for ``max()`` or ``min()`` of a tensor and a number; None where it is to be a branch."""
     first, second = values if len(values) == 2 else (None, None)
     if TensorProxy in (type(first), type(second)) and all(is_part(v) or is_plain(v) for v in (first, second)):
         if not (type(first) is type(second) is TensorProxy):
@@ -189,16 +204,19 @@ def with_sides(value: Any, sides: dict[int, Any]) -> Any:
     return {k: with_sides(v, sides) for k, v in value.items()} if kind is dict else value
 
 
-def as_arguments(tensors: Any, function: Callable[..., Any], found: list[Either], given: tuple) -> Any:
-    """Arguments with a number of the graph in the place of each, where what the operator gives looks the same whichever
-    side that is, and no gradient goes through it."""
-    met = {id(one): one for one in found}
-    ways = [dict(zip(met, way, strict=True)) for way in itertools.product(*(one.sides for one in met.values()))]
+def as_arguments(tensors: Any, function: Callable[..., Any], given: tuple) -> Any:
+    """Arguments with a number of the graph in the place of each Either, where what the operator gives looks the same
+    whichever side that is, and no gradient goes through it."""
+    met = {id(one): one for one in eithers_in(given)}
+    if not met:
+        return given
+    ways = [dict(zip(met, way, strict=True)) for way in itertools.product(*map(leaves_of, met.values()))]
     leaves = torch_private.tree_leaves(fake_of(with_sides(given, ways[0])))
     ways.append(dict.fromkeys(met, SOME))
     grows = torch.is_grad_enabled() and any(is_kind(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
-    if grows or len(ways) > MOST + 1 or len({look(tensors.world, function, with_sides(given, way)) for way in ways}) > 1:
-        found[0].refuse("a use as an argument")
+    few = not grows and len(ways) <= MOST + 1
+    if not few or len({look(tensors.world, function, with_sides(given, way)) for way in ways}) > 1:
+        next(iter(met.values())).refuse("a use as an argument")
     return with_sides(given, {place: one.number() for place, one in met.items()})
 
 

@@ -29,14 +29,7 @@ BETWEEN = {
     "divides": lambda e: 0.3 / (e + 1e-8),
     "negative": lambda e: -e * 0.1,
     "power": lambda e: (e * 2.5) ** 2 - e,
-    "in place": lambda e: added(e),
 }
-
-
-def added(e):
-    e = e * 1.5
-    e += 0.7
-    return e
 
 
 def scaled(x, e):
@@ -49,6 +42,19 @@ def divided(x, e):
 
 def in_place(x, e):
     return x.clone().mul_(e)
+
+
+def operator_in_place(x, e):
+    x = x.clone()
+    seen = x
+    x *= e
+    return seen, x
+
+
+def number_in_place(x, e):
+    total = before = 0.5
+    total += e
+    return x * total, before
 
 
 def alpha(x, e):
@@ -73,7 +79,7 @@ def returned(x, e):
 
 
 HELD = {}
-USES = [scaled, divided, in_place, alpha, value, foreach, stored, returned]
+USES = [scaled, divided, in_place, operator_in_place, number_in_place, alpha, value, foreach, stored, returned]
 
 
 def kind(x, e):
@@ -98,12 +104,18 @@ def written(x, e):
     return x * e
 
 
+def changed(x, e):
+    f = e
+    f += 0.7
+    return x * e, f
+
+
 def written_after(x, e, t):
     t.mul_(3)
     return x * e
 
 
-SEES = [kind, method, asked, read, written]
+SEES = [changed, kind, method, asked, read, written]
 CASES = list(itertools.product(CHOICES, BETWEEN, USES))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -155,11 +167,14 @@ def test_one_graph_has_either(choice, between, use):
         assert stats(run).breaks == 0 and len(stats(run).recompiles) <= 1, stats(run).recompiles
 
 
+OF_DTYPES = [*itertools.product(DTYPES, [*DTYPES, torch.int64], ("max", "an int", "of what is computed"), USES)]
+
+
 @pytest.mark.share(40)
-@pytest.mark.parametrize(("dtypes", "choice", "use"), [*itertools.product(
-    itertools.product(DTYPES, [*DTYPES, torch.int64]), ("max", "an int", "of what is computed"), USES)], ids=named)  # fmt: skip
-def test_dtypes(dtypes, choice, use):
-    compared(step_of(choice, "divides", use), *dtypes)
+@pytest.mark.parametrize(("tensor_dtype", "dtype", "choice", "use"), OF_DTYPES, ids=named)
+def test_dtypes(tensor_dtype, dtype, choice, use):
+    compared(step_of(choice, "divides", use), tensor_dtype, dtype)
+
 
 
 @pytest.mark.parametrize("use", SEES)
