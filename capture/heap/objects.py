@@ -28,7 +28,7 @@ from ..guards.sources import Part, Source, Static, is_item, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import asks_metaclass, is_bound_builtin
 from ..values.numpy_numbers import NUMPY_NUMBERS
-from ..values.values import ATOMS, IDENTITIES, Break, TensorMethod, TensorProxy, type_of
+from ..values.values import ATOMS, IDENTITIES, Break, SymbolicObject, TensorMethod, TensorProxy, type_of
 from ..values.views import View
 from .cells import Cells
 from .compounds import Compounds
@@ -282,7 +282,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             before_of = record.original if whole else record.reads
             for key, value in (record.shadow if whole else record.writes).items():
                 before = before_of.get(key)
-                if type(before) is int and type_of(value) is int and value is not before:
+                counts = type(before) is int and not is_kind(value, SymbolicObject) and type_of(value) is int
+                if counts and value is not before:
                     found.add(part_name(record.source, "dict_item", key))
         return found
 

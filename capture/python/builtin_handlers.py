@@ -22,6 +22,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
+from ..tensors.eithers import Either
 from ..tensors.fakes import refuse_doubtful
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, number_kind
@@ -325,6 +326,8 @@ class BuiltinHandlers(CallParts):
             if key is None and any(type(v) in (Number, torch.SymFloat) for v in values):
                 if all(type(v) in (*PLAIN_NUMBERS, *NUMPY_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
                     return self.numbers.apply(function, *values)
+            if either := [v for v in values if type(v) is Either]:
+                either[0].refuse(f"{function.__name__}()")
             compared = key is None and any(type(v) is TensorProxy for v in values)
             bounds = self.domain.bounds
             if compared and len(args) > 1 and (bound := bounds.of(function, values)) is not None:

@@ -24,6 +24,7 @@ from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
 from ..tensors.arrays import Array
+from ..tensors.eithers import Either
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
@@ -89,6 +90,8 @@ class Operators(Membership):
             return found
         if (kind is Number or kind in NUMPY_NUMBERS) and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
+        if kind is Either:
+            return value.unary(op)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
                 return self.tensors.function(UNARIES[op], (value,), {})

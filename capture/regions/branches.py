@@ -107,8 +107,10 @@ def branch_at(frame: Frame) -> Conditional | None:
     first, second = sorted(sides, key=goes_on)
     if goes_on(first):
         return None
-    if end == RETURNED and constants(program, first.inside).isdisjoint(constants(program, second.inside)):
-        return None
+    if end == RETURNED:
+        one, other = constants(program, first.inside), constants(program, second.inside)
+        if one.isdisjoint(other) and not all(c is UNSET or c[0] in (int, float) for c in one | other):
+            return None  # (what is yes or no, or nothing, is for branches)
     first.other = second
     return first
 

@@ -15,7 +15,9 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.lowering.step import chosen
 
+from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
+from ..tensors.eithers import Either, conditions_of, leaves_of
 from ..tensors.graphs import GraphScope
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
@@ -23,9 +25,10 @@ from ..values.numbers import Number, number_kind
 from ..values.numpy_numbers import NUMPY_FLOATS
 from ..values.values import SYMBOLIC, TensorProxy
 from .branches import Conditional
-from .loop_regions import LoopRegion
+from .loop_regions import Joined, LoopRegion, Place
 
 KINDS = NUMPY_FLOATS | {float, int, bool}
+ASKED = "asked"  # in the place of what a branch gives out: a condition
 LARGEST = 2**62  # of a constant: what is a size by now, torch takes for an int64
 
 
@@ -35,14 +38,19 @@ def kind_of(value: Any) -> type:
 
 
 def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: TensorOperations) -> bool:
-    """A branch is recorded. place: the position of a local, inverted of a value on the stack, or a place of the heap.
-    pair: what this side leaves there, and what the other one did, or nobody. Notes the two, if they are numbers of one
-    type that stand in front of the branch."""
-    condition = loop.begun_with[-1]
+    """A branch is recorded. place: the position of a local, inverted of a value on the stack, with keys of containers
+    behind it, or a place of the heap. pair: what this side leaves there, and what the other one did, or nobody. Notes
+    the two, if they are numbers that stand in front of the branch."""
+    condition, body = loop.begun_with[-1], tensors.writer.scope
     if loop.first is None and loop.skips:
         return False
-    if kind_of(pair[0]) is not kind_of(pair[1]) or not all(is_of(value, tensors) for value in pair):
+    if not all(is_of(leaf, tensors) for value in pair for leaf in leaves_of(value)):
         return False
+    inside = [c for c in conditions_of(pair[0]) if is_made_in(c, body)]
+    if not all(type(c) is Number for c in inside) or any(is_made_in(c, body) for c in conditions_of(pair[1])):
+        return False
+    for asked in inside:
+        hand_condition_out(loop, asked, tensors)
     if not loop.chosen:
         if is_kind(condition, TensorProxy):  # (the side may have written into it by now)
             with tensors.writer.in_front((condition.node,), lambda scope: scope is tensors.writer.scope):
@@ -50,6 +58,21 @@ def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: Tensor
         loop.asked = condition
     loop.chosen[place] = pair
     return True
+
+
+def hand_condition_out(loop: LoopRegion, asked: Number, tensors: TensorOperations) -> None:
+    """For an Either that the body makes of numbers in front of it: the branch gives what decides there as bool[]."""
+    body, place = tensors.writer.scope, (ASKED, id(asked))
+
+    def held(truth: Any) -> TensorProxy:
+        given = {"dtype": torch.bool, "device": "cpu"}
+        fake = tensors.world.call(torch.full, ((), False), given)
+        return tensors.wrap(fake, tensors.writer.node("call_function", torch.full, ((), truth), given))
+
+    if place not in [one.place for one in loop.joined]:
+        with tensors.writer.in_front((), lambda scope: scope is body):
+            before = held(False)
+        loop.joined.append(Joined(place, held(asked), before, number=True))
 
 
 def in_tensors(pair: tuple[Any, Any], tensors: TensorOperations) -> tuple[TensorProxy, TensorProxy] | None:
@@ -69,6 +92,14 @@ def in_tensors(pair: tuple[Any, Any], tensors: TensorOperations) -> tuple[Tensor
     with tensors.writer.in_front(nodes, lambda scope: scope is body):
         before = held(other)
     return held(mine), before
+
+
+def with_conditions(value: Any, asked: dict[int, Number]) -> Any:
+    """The value, decided by what ``asked`` has for its conditions."""
+    if type(value) is not Either:
+        return value
+    sides = (with_conditions(side, asked) for side in value.sides)
+    return Either(value.domain, value.refused, value.site, asked.get(id(value.condition), value.condition), *sides)
 
 
 def is_of(value: Any, tensors: TensorOperations) -> bool:
@@ -104,24 +135,36 @@ def others(loop: LoopRegion, changed: list[int], tensors: TensorOperations) -> l
     return [i for i in changed if not is_left(loop, i, (locals_[i], before[i]), tensors)]
 
 
-def hand_out(loop: LoopRegion, tensors: TensorOperations, counts: set[tuple[Any, int]]) -> None:
+def hand_out(
+    loop: LoopRegion, domain: Parts, counts: set[tuple[Any, int]], asked: dict[int, Number]
+) -> dict[Place, Any]:
     """A node for each number, behind the branch; its value goes where it belongs. counts: takes down the branches that
-    decide between ints, or between yes and no."""
-    rows, frame, condition = loop.rows, loop.frame, loop.asked
+    decide between ints, or between yes and no. asked: by the id of a condition in the body, what it is behind the
+    branch. Returns the values that belong into containers."""
+    rows, frame, condition, tensors, nested = loop.rows, loop.frame, loop.asked, domain.tensors, {}
     condition = condition.value if type(condition) is ArrayNumber else condition
     for place, (mine, other) in loop.chosen.items():
-        if kind_of(mine) in (int, bool):
-            counts.add((frame.code, cast(Conditional, rows).here))
+        site, kinds = (frame.code, cast(Conditional, rows).here), {kind_of(mine), kind_of(other)}
+        mine = with_conditions(mine, asked)
         used = (condition, other, mine) if cast(Conditional, rows).skip_if else (condition, mine, other)
-        with tensors.writer.in_front((), partial(makes_none_of, used)):
-            node = tensors.writer.node("call_function", chosen, used, {})
-            number = tensors.world.unknown_number() if kind_of(mine) is int else None
-            tensors.writer.bind_symbols(number, node)
-        node.meta["val"] = number
-        number = Number(tensors.numbers, kind_of(mine)(0.5), node) if number is None else number
-        if type(place) is not int:
+        if len(kinds) == 1 and Either not in kinds:
+            (kind,) = kinds
+            if kind in (int, bool):
+                counts.add(site)
+            with tensors.writer.in_front((), partial(makes_none_of, used)):
+                node = tensors.writer.node("call_function", chosen, used, {})
+                number: Any = tensors.world.unknown_number() if kind is int else None
+                tensors.writer.bind_symbols(number, node)
+            node.meta["val"] = number
+            number = Number(tensors.numbers, kind(0.5), node) if number is None else number
+        else:
+            number = Either(domain, domain.bounds.refused, site, cast(Any, condition), *used[1:])
+        if type(place) is tuple:
+            nested[place] = number
+        elif type(place) is not int:
             place.put(number)
         elif place >= 0:
             frame.locals[place] = number
         else:
             frame.stack[~place] = number
+    return nested

@@ -440,8 +440,7 @@ class Loops:
                 frame.locals[index] = UndefinedAfterLoop(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
-        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made, self.tensors)
-        chosen_numbers.hand_out(loop, self.tensors, self.counts)
+        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.domain, self.counts)
         if side is not None:
             self.begin_other(loop, side)
         elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:

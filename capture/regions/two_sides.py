@@ -9,7 +9,7 @@ item, and so are a list and a dict that are returned: nobody else knows these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
 from ..heap.objects import Objects
+from ..python.parts import Parts as Domain
 from ..tensors.tensors import TensorOperations
 from ..values.values import Break, TensorProxy
 from . import branch_places, chosen_numbers
@@ -122,7 +123,8 @@ def leave_second(
     branch_places.leave_one(loop, first, tensors)
     others = {place: mine for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
     for place, mine in others.items():
-        if len(place) == 1 and chosen_numbers.is_left(loop, place[0], (now.get(place), mine), tensors):
+        where = place if len(place) > 1 else place[0]
+        if chosen_numbers.is_left(loop, where, (now.get(place), mine), tensors):
             continue
         if (held := chosen_numbers.in_tensors((now.get(place), mine), tensors)) is not None:
             loop.joined.append(Joined(place, *held, number=True))
@@ -153,12 +155,16 @@ def given(loop: LoopRegion) -> list[Any]:
 
 
 def hand_out(
-    loop: LoopRegion, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any], tensors: TensorOperations
+    loop: LoopRegion, found: list[Any], first: FirstSide | None, domain: Domain, counts: set[tuple[Any, int]]
 ) -> None:
-    """The values after the branch go where they belong; the first side's into the record of it."""
+    """The values after the branch go where they belong; the first side's into the record of it. counts: see
+    ``chosen_numbers.hand_out``."""
+    made, tensors = domain.objects.made, domain.tensors
     pairs = zip(loop.joined, found, strict=True)
     given_out = {one.place: tensors.numbers.of_item(value) if one.number else value for one, value in pairs}
-    values = branch_places.hand_out(given_out, first)
+    asked = {place[1]: given_out.pop(place) for place in [*given_out] if place[0] is chosen_numbers.ASKED}
+    numbers = chosen_numbers.hand_out(loop, domain, counts, asked)
+    values = branch_places.hand_out(given_out, first) | numbers
     if first is not None:
         first.joined.update(values)
         return

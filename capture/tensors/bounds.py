@@ -20,6 +20,7 @@ from moebius.interpreter import Frame, is_kind
 from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
+from .eithers import Either, of_extreme
 from .graphs import GraphWriter
 
 Site = tuple[Any, int]  # code, and the index of the instruction that calls
@@ -118,14 +119,17 @@ class Bounds:
         self.elsewhere: set[Site] = set()
         self.refused: set[Site] = set()
 
-    def of(self, function: Callable[..., Any], values: Sequence[Any]) -> Bound | None:
+    def of(self, function: Callable[..., Any], values: Sequence[Any]) -> Bound | Either | None:
         """What stands for ``function(*values)``; None where it is to be a branch."""
         frame, tensors = self.domain.frame, self.tensors
-        whole = all(map(is_whole, values)) and any(type(value) is TensorProxy for value in values)
-        if not whole or frame is None or self.domain.open_loops or not tensors.branches or tensors.writer.in_loop:
+        if frame is None or self.domain.open_loops or not tensors.branches or tensors.writer.in_loop:
             return None
         site = (frame.code, frame.pc)
-        return None if site in self.elsewhere else Bound(self, site, function, values)
+        if site in self.elsewhere:
+            return None
+        if all(map(is_whole, values)):
+            return Bound(self, site, function, values)
+        return of_extreme(self.domain, self.refused, site, function, values)
 
 
 def is_whole(value: Any) -> bool:

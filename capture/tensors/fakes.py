@@ -16,9 +16,7 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
-from ..values.values import SYMBOLIC, Break, RuntimeNumber, TensorProxy
-from .bounds import Bound
-from .index_lists import IndexList
+from ..values.values import SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
 
 # Questions whose answer is the same with an axis of size 1 less.
 OF_ANY_RANK = frozenset(("numel", "nelement", "element_size", "is_floating_point", "is_complex", "dtype", "device",
@@ -67,7 +65,7 @@ def fake_of(value: Any, shaped: bool = False) -> Any:
         return {k: fake_of(v, shaped) for k, v in value.items()}
     if is_kind(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
-    if kind is IndexList or kind is Bound:
+    if issubclass(kind, SymbolicObject):
         value.refuse("a use as an argument")
     return value
 

@@ -38,6 +38,7 @@ from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
+from .eithers import as_arguments
 from .fakes import (
     ARITHMETIC,
     as_operand,
@@ -284,7 +285,7 @@ class TensorOperations:
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
-        args, kwargs = decided_flags(function, *self.with_flags(args, kwargs))
+        args, kwargs = decided_flags(function, *self.with_flags(*as_arguments(self, function, (args, kwargs))))
         if function in BINCOUNTS and is_kind(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
@@ -408,8 +409,7 @@ class TensorOperations:
         """The traced value of an operator's result; ``node`` computes it."""
         node.meta["val"] = result
         if is_kind(result, torch.Tensor):
-            known = self.of_fake.get(id(result))
-            if known is not None:  # an operator gave its operand back: one that writes, or a cast to what it was
+            if (known := self.of_fake.get(id(result))) is not None:  # it gave its operand back: a write, or a cast
                 if is_pure(node):
                     node.graph.erase_node(node)
                 return known

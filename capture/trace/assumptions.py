@@ -57,12 +57,12 @@ class Assumptions:
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     outside: why they may not, and what to do about it.
     compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
-    unrolled: loops over ranges, and branches, that cannot be recorded as one node; blockers: the graph break that says
-    why, for those in which it stands; split: the same for loops over hits in which a graph ends. by_number,
-    not_by_number: loops over hits that are taken as one iteration for each expert, and those that this does not help.
+    unrolled: loops over ranges, branches, max() and min(), that cannot be recorded as one node, or of whose result more
+    is asked (``Bound``, ``Either``); blockers: the graph break that says why, for those in which it stands; split: the
+    same for loops over hits in which a graph ends. by_number, not_by_number: loops over hits that are taken as one
+    iteration for each expert, and those that this does not help.
     options: what the callable was captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
-    not_bounds: calls of max() and min() of integers in tensors that give more than a number (``Bound``).
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
     natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads
         (and what a step reads, its continuation may change).
@@ -97,7 +97,6 @@ class Assumptions:
     split: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
-    not_bounds: set[tuple[types.CodeType, int]] = field(default_factory=set)
     by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
@@ -202,15 +201,15 @@ class Assumptions:
 
     def learn_of_break(self, reason: str, domain: Met, endless: set[str], ones: set[str]) -> bool:
         """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, what
-        max() gave to be more than a number, or a branch of which nobody knows how often it will go one way. Else it may
-        have broken for its inputs of one row (ones), which were taken for any number."""
+        max() or a branch gave to be more than a number, or a branch of which nobody knows how often it will go one way.
+        Else it may have broken for its inputs of one row (ones), which were taken for any number."""
         lists, bounds = domain.lists, domain.bounds
-        before = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
-        self.not_bounds |= bounds.refused
+        before = len(self.gathered), len(self.not_gathered), len(self.unrolled), len(self.unpredictable)
+        self.unrolled |= bounds.refused
         self.not_gathered |= lists.refused & self.gathered
         self.gathered |= lists.wanted
         self.unpredictable |= endless
-        after = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
+        after = len(self.gathered), len(self.not_gathered), len(self.unrolled), len(self.unpredictable)
         if before != after:
             return True
         found = {family(name) for name in ones} - self.thick if reason in OF_SIZES else set()

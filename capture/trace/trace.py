@@ -101,7 +101,7 @@ class Trace:
         domain.array_inputs.continues = assumptions.continues
         domain.handles_errors = lambda: any(map(is_in_handler, opened(self.machine.frame)))
         loops, bounds, self.inference = domain.loops, domain.bounds, domain.calls.inference
-        bounds.elsewhere = assumptions.not_bounds
+        bounds.elsewhere = assumptions.unrolled
         self.inference.allowed = not assumptions.inference_breaks
         gradients.casts += assumptions.casts
         gradients.natively, gradients.strict = assumptions.natively, assumptions.strict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.errors import LoweringError
@@ -42,3 +43,12 @@ def chosen(condition: Any, one: Any, other: Any) -> Any:
 
 
 fx.wrap("chosen")
+
+
+def either(condition: Any, one: Any, other: Any) -> Any:
+    """The same of a number and a tensor, or two tensors: what later writes into the tensor do is not seen."""
+    held = one if condition else other
+    return held.clone() if isinstance(held, torch.Tensor) else held
+
+
+fx.wrap("either")

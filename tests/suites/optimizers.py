@@ -1,9 +1,11 @@
 """Optimizers of other packages: each trains a small model twice, plain and with its step captured, and is compared.
 
-    python tests/suites/optimizers.py pytorch_optimizer torch.optim … [--only TEXT] [--steps 5]
+    python tests/suites/optimizers.py pytorch_optimizer torch.optim … [--only TEXT] [--steps 8] [--experts]
 
 Compared to the bit: losses, weights, gradients, the optimizer's state and groups, and where torch's random numbers
-stand. A package must be installed; pure Python ones are the most of them.
+stand. Told as well: graphs, breaks, calls that were captured again, seconds of the first calls beside plain ones.
+--experts: the model has a mixture of experts, gradients are clipped, and one batch in four is short. A package must be
+installed; pure Python ones are the most of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -54,10 +57,31 @@ def made(cls: Any, model: nn.Module) -> torch.optim.Optimizer:
     raise last
 
 
-def trained(cls: Any, steps: int, captured: bool) -> once.Record:
+class Experts(nn.Module):
+    """Each token goes through two of four experts."""
+
+    def __init__(self, width: int = 8, experts: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 12), nn.SiLU(), nn.Linear(12, width)) for _ in range(experts)
+        )
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        weight_TK, index_TK = self.gate(x_TD).softmax(-1).topk(2, -1)
+        y_TD = torch.zeros_like(x_TD)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(index_TK == e)
+            y_TD.index_add_(0, token, expert(x_TD[token]) * weight_TK[token, slot, None])
+        return y_TD
+
+
+def trained(cls: Any, steps: int, captured: bool, experts: bool = False) -> once.Record:
     """What each step gives and leaves, in words; an exception is an outcome, too."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Linear(4, 4, bias=False))
+    middle = [Experts()] if experts else []
+    ends = nn.Linear(8, 4), nn.Linear(4, 4, bias=False)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), *middle, *ends)
     try:
         optimizer = made(cls, model)
     except Exception as error:
@@ -69,19 +93,24 @@ def trained(cls: Any, steps: int, captured: bool) -> once.Record:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
+        if experts:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.detach()
 
-    run, record, raised = capture(step, backend="eager") if captured else step, [], ""
+    run, record, raised, seconds = capture(step, backend="eager") if captured else step, [], "", []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for iteration in range(steps):
             generator = torch.Generator().manual_seed(iteration)
-            x, y = torch.randn(5, 6, generator=generator), torch.randn(5, 4, generator=generator)
+            rows = 5 if experts and iteration % 4 == 3 else 9
+            x, y = torch.randn(rows, 6, generator=generator), torch.randn(rows, 4, generator=generator)
+            began = time.perf_counter()
             try:
                 outcome: Any = run(x, y)
             except Exception as error:
                 outcome = raised = f"{type(error).__name__}: {error}"[:300]
+            seconds.append(time.perf_counter() - began)
             weights = [*model.parameters()]
             states = [optimizer.state.get(p) for p in weights] if hasattr(optimizer, "state") else []
             groups = [{k: v for k, v in g.items() if k != "params"} for g in getattr(optimizer, "param_groups", [])]
@@ -89,7 +118,8 @@ def trained(cls: Any, steps: int, captured: bool) -> once.Record:
             record.append(described(left))
     seen = stats(run) if captured else None
     return {
-        "state": "" if seen is None else f"{seen.graphs} graphs, {seen.breaks} breaks, {seen.hits} hits",
+        "state": "" if seen is None else f"{seen.graphs} graphs, {seen.breaks} breaks, {len(seen.recompiles)} captured "
+        f"again, {seen.hits} hits, {sum(seconds):.1f} s",
         "error": raised,
         "record": record,
         "internal": [str(w.message)[:200] for w in warned if "please report" in str(w.message)],
@@ -100,7 +130,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="+", help="names of modules that hold optimizers, as torch.optim")
     parser.add_argument("--only", default="", help="those whose name holds this text")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--experts", action="store_true", help="a model with a mixture of experts, and short batches")
     parser.add_argument("--seconds", type=int, default=300, help="for one optimizer")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -113,12 +144,12 @@ def main() -> int:
         classes.update({f"{name}.{n}": cls for n, cls in optimizers_of(module, options.only)})
     counts = {"equal": 0, "raise the same": 0, "differ": 0, "not made": 0}
     for name, cls in tqdm(classes.items(), disable=None):
-        plain = in_a_child(lambda c=cls: trained(c, options.steps, captured=False), options.seconds)
+        plain = in_a_child(lambda c=cls: trained(c, options.steps, False, options.experts), options.seconds)
         if plain["state"] == "not made":
             print(f"{name}: not made: {plain['error']}", flush=True)
             counts["not made"] += 1
             continue
-        ours = in_a_child(lambda c=cls: trained(c, options.steps, captured=True), options.seconds)
+        ours = in_a_child(lambda c=cls: trained(c, options.steps, True, options.experts), options.seconds)
         pairs = [*zip(plain["record"], ours["record"], strict=False)]
         if len(pairs) == options.steps and all(a == b for a, b in pairs) and not ours["internal"]:
             kind = "raise the same" if plain["error"] else "equal"
