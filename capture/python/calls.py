@@ -274,18 +274,17 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             raise Break("function that torch keeps out of graphs", function.__qualname__, hint)
         aside = function.__module__ in NEVER_INTERPRETED and function not in torch_private.MARKING
         if aside or function in natives.LOADING:
-            raise Break(
-                "function outside of the graph",
-                f"{function.__module__}.{function.__qualname__}",
-                instead_of(function),
-            )
+            place = f"{function.__module__}.{function.__qualname__}"
+            raise Break("function outside of the graph", place, instead_of(function))
         if torch_private.makes_transform(function):
             return self.transforms.call_of(function, *args, **kwargs)
         if str(function.__module__).startswith("tqdm.") and self.bars.draws(args):
             return self.bars.call(function, args, kwargs)
         if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.gradients)
-        return self.domain.call_function(function, args, kwargs)
+        run = functools.partial(self.domain.call_function, function, args, kwargs)
+        blocks = self.domain.blocks
+        return run() if blocks is None else blocks.call(function, args, kwargs, run)
 
     def print(self, *values: Any, **options: Any) -> None:
         """``print``: to the stream that ``sys.stdout`` is when the graph runs."""

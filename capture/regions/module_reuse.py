@@ -1,12 +1,13 @@
-"""Blocks that are seen again: a module whose call was interpreted once is not interpreted again with other weights.
+"""Blocks that are seen again: a module whose call was interpreted once is not interpreted again with other weights,
+nor a function of tensors with others like them.
 
 While a module's call is interpreted, everything that it reads of objects that existed before is logged. When another
-module of the same class is called with like arguments, the log is read again on the other module: each read must lead
-to the equal constant, to a tensor of the same metadata, or to the object that corresponds to the first one's (the
-correspondence must be one to one, and it makes the other module's guards, as interpreting would have). Then
-the nodes are written once more over the other module's tensors. Where anything at all differs, or the
-call did more than read and compute (it changed an object, drew on a context variable, wrote into its arguments), it
-is interpreted like any other.
+module of the same class (or the same function) is called with like arguments, the log is read again on the other
+module, and on modules among the arguments: each read must lead to the equal constant, to a tensor of the same metadata,
+or to the object that corresponds to the first one's (the correspondence must be one to one, and it makes the other
+module's guards, as interpreting would have). Then the nodes are written once more over the other module's tensors.
+Where anything at all differs, or the call did more than read and compute (it changed an object, drew on a context
+variable, wrote into its arguments), it is interpreted like any other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from ..values.values import ATOMS, SYMBOLIC, TensorProxy, proxies_in
 from .recompute import ReadElsewhere
 
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
+Called = torch.nn.Module | FunctionType
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, what was found at each
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
 SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults", "function"))  # those of what both read
@@ -43,14 +46,14 @@ COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
 
 @dataclass
 class Block:
-    """One interpreted call of a module.
+    """One interpreted call of a module, or of a function.
 
     begin, end: its part of the log. before, after: the graph's last node at its beginning and end. number, count: of
     its nodes. arguments, result: its traced values. depth: of the user's stack where it was called. applied: what in it
     backward looks at again.
     """
 
-    module: torch.nn.Module
+    module: Called
     arguments: tuple[Any, ...]
     begin: int
     before: fx.Node | None
@@ -96,7 +99,7 @@ class NotEquivalent(Exception):
 
 
 class ModuleReuse:
-    """The modules' calls of one trace."""
+    """The calls of modules and functions of one trace."""
 
     def __init__(self, domain: Parts):
         self.domain = domain
@@ -104,8 +107,9 @@ class ModuleReuse:
         self.heap, self.counter, self.gradients = domain.objects.heap, domain.counter, self.tensors.gradients
         self.met: dict[Any, list[Block]] = {}
 
-    def call(self, module: torch.nn.Module, args: list, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        """The module's call: written again if it is like one that was interpreted, else interpreted by ``run``."""
+    def call(self, module: Called, args: list, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """The call of a module or function: written again if it is like one that was interpreted, else interpreted by
+        ``run``."""
         arguments = (*args, *kwargs.values())
         key = self.key_of(module, len(args), tuple(kwargs), arguments)
         if key is None:
@@ -148,11 +152,15 @@ class ModuleReuse:
             return None
         if torch.is_inference_mode_enabled() or self.domain.open_loops:
             return None
+        is_module = is_kind(module, torch.nn.Module)
+        if not is_module and not any(type(value) is TensorProxy for value in arguments):
+            return None
         described = [self.describe(a) for a in arguments]
         if any(d is None for d in described):
             return None
         classes = self.domain.attributes.of_classes.changes  # what is looked up on a class is not in the log
-        return type(module), positional, names, tuple(described), torch_private.modes(), classes
+        called = type(module) if is_module else id(module)
+        return called, positional, names, tuple(described), torch_private.modes(), classes
 
     def describe(self, value: Any) -> Any:
         kind = type(value)
@@ -163,6 +171,8 @@ class ModuleReuse:
         if kind is tuple:
             parts = tuple(self.describe(v) for v in value)
             return None if any(p is None for p in parts) else parts
+        if is_kind(value, torch.nn.Module):
+            return "module", kind
         return ("same", id(value)) if self.objects.record_of(value) is not None else None
 
     def describe_tensor(self, proxy: TensorProxy) -> Any:
@@ -238,7 +248,7 @@ class ModuleReuse:
     # Once more
     # ------------------------------------------------------------------------------------------------------------------
 
-    def write_again(self, block: Block, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Any:
+    def write_again(self, block: Block, module: Called, arguments: tuple[Any, ...]) -> Any:
         """The result of the block on another module, ABSENT if the two differ."""
         stop = self.writer.stop_number
         if stop is not None and self.writer.count < stop <= self.writer.count + block.count:
@@ -265,7 +275,7 @@ class ModuleReuse:
         self.counter.repeat(block.counted)
         return self.rebuilt(block.result, pairs, results)
 
-    def is_like(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
+    def is_like(self, block: Block, plan: Plan, module: Called, arguments: tuple[Any, ...]) -> bool:
         """Whether the other module is still like the block."""
         try:
             self.read_again(block, plan, module, arguments)
@@ -273,7 +283,7 @@ class ModuleReuse:
             return False
         return True
 
-    def read_again(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Bijection:
+    def read_again(self, block: Block, plan: Plan, module: Called, arguments: tuple[Any, ...]) -> Bijection:
         """Which object of the other module stands for which, from the block's reads; NotEquivalent if one does not
         fit."""
         fresh = plan.pairs is not None and plan.writes == self.heap.outside
