@@ -70,6 +70,7 @@ from .originals import of_originals as kept
 from .overrides import Overrides
 from .packages import Packages
 from .parts import Parts, holds_proxy, tensors_in
+from .quantifiers import quantifiers
 from .questions import Questions
 from .signatures import Signatures
 from .substitutes import (
@@ -128,8 +129,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             sorted: self.sort,
             max: self.extreme(max),
             min: self.extreme(min),
-            any: lambda values: any(map(domain.truth, domain.native_iter(values))),
-            all: lambda values: all(map(domain.truth, domain.native_iter(values))),
+            **quantifiers(domain),
             super: self.make_super,
             functools.partial: self.make_partial,
             types.MethodType: lambda function, owner: self.objects.made(types.MethodType(function, owner)),

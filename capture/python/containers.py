@@ -20,6 +20,7 @@ from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, with_items
+from ..heap.walks import parts_of
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
 from ..regions.loop_regions import ROWS
@@ -384,7 +385,8 @@ class Containers(Sets):
             raise Break("iterator in C", type(iterator).__name__, "iterate over a list of it")
         if not self.objects.is_new(iterator):
             return self.walks.next_item(iterator)
-        self.objects.touch(iterator)
+        for part in parts_of(iterator):
+            self.objects.touch(part)
         value = next(cast(Iterator, iterator), STOP)
         if type(iterator) is itertools.groupby and value is not STOP:
             self.objects.made(value[1])  # type: ignore[index]

@@ -18,6 +18,7 @@ from moebius.interpreter import Frame, Instruction
 from ..bytecode.liveness import falls_through
 from ..bytecode.stack_layout import without_call_prefix
 from ..heap.iterator_states import cloned
+from ..heap.walks import parts_of
 
 MAKERS = (enumerate, zip, reversed)
 
@@ -74,7 +75,9 @@ class LoopIterators:
     def clone(self, frame: Frame) -> None:
         """The frame goes on with others at the same places."""
         for i in places(frame):
-            frame.stack[i] = self.objects.made(cloned(frame.stack[i]))
+            frame.stack[i] = cloned(frame.stack[i])
+            for part in parts_of(frame.stack[i]):
+                self.objects.made(part)
             self.alone[id(frame.stack[i])] = weakref.ref(frame)
 
     def is_made_before(self, frame: Frame, end: int, iterator: Any) -> bool:

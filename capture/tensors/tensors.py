@@ -382,6 +382,7 @@ class TensorOperations:
 
     def refuse_handled(self, function: Any, error: Exception) -> None:
         """A graph break if a handler of the user's would see an error of fakes, whose words are not the operator's."""
+        error.args = tuple(a.replace("FakeTensor", "Tensor") if is_kind(a, str) else a for a in error.args)
         if self.is_handled():
             raise Break(
                 "operator that raises",

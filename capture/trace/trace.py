@@ -533,19 +533,20 @@ def speculating(attempt: Trace, assumptions: Assumptions) -> Trace:
 
     A branch whose body a node cannot say (it changes a Python object) is one of these.
     """
+    before, branches, asks = attempt.assumptions, attempt.in_branches, attempt.asks_data
     for _ in range(MAX_BRANCHES):
-        before, branches = attempt.assumptions, attempt.in_branches
-        if not branches and (before.speculates or not attempt.asks_data):
+        if not branches and (before.speculates or not asks):
             branches = attempt.deciding_branches()  # Python may have to know which number one of them chose
-        if not assumptions.branches or not (branches or (attempt.asks_data and not before.speculates)):
+        if not assumptions.branches or not (branches or (asks and not before.speculates)):
             break
         unrolled = before.unrolled | branches
         other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
+        before, branches, asks = other.assumptions, other.in_branches, other.asks_data
         attempt, better = better_of(attempt, other)
-        if not better:
+        if better:
+            assumptions.speculates, assumptions.unrolled = True, assumptions.unrolled | unrolled
+        elif branches <= unrolled:  # (another branch may stand behind the one that it has left behind)
             break
-        assumptions.speculates = True
-        assumptions.unrolled |= unrolled
     return attempt
 
 
