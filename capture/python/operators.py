@@ -446,7 +446,8 @@ class Operators(Membership):
         """``left is right or left == right``, which containers ask of their items (PyObject_RichCompareBool)."""
         if self.is_one(left, right) or self.truth(self.compare("==", left, right)):
             return True
-        if all(type(v) is Number and v.known for v in (left, right)) and self.truth(self.compare("!=", left, left)):
+        floats = all(v.known if type(v) is Number else type(v) in (float, complex) for v in (left, right))
+        if floats and self.truth(self.compare("!=", left, left)) and self.truth(self.compare("!=", right, right)):
             detail = "a nan is an item of containers, which find it if it is the same object"
             raise Break("identity of a number", detail, "ask math.isnan()")
         return False

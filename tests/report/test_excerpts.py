@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,4 +227,5 @@ def test_a_with_statement_is_what_it_enters() -> None:
     entering = [item for item in report.breaks if "__e" in item.detail]
     assert len(entering) >= 4 and not [item.origins for item in entering if item.origins]
     expressions = {item.excerpt.expression for item in entering if item.excerpt is not None}
-    assert expressions == {'open("/dev/null", "w") as ä,', 'open("/dev/null")'}
+    named = "" if sys.version_info >= (3, 14) else " as ä,"  # which says of each what it enters, not of the statement
+    assert expressions == {f'open("/dev/null", "w"){named}', 'open("/dev/null")'}
