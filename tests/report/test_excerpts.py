@@ -193,6 +193,7 @@ def step(x, value, flag, y):
 """
 
 
+@pytest.mark.share(11)
 @pytest.mark.parametrize("breaks", [1, 2])
 @pytest.mark.parametrize("written", CAME_FROM)
 def test_behind_breaks_a_value_is_told_by_the_statement_that_set_it(written: str, breaks: int, tmp_path: Path) -> None:
