@@ -51,7 +51,7 @@ def cloned(iterator: Any) -> Any:
     if any(part is None for part in parts):
         return None
     made = maker(*parts)
-    if state:
+    if any(place is not None for place in state):  # (a range's says where it is by its range, from 3.12 on)
         made.__setstate__(*state)
     return made
 

@@ -119,17 +119,16 @@ def operands(frame: Frame, end: int, count: int) -> list[tuple[int, int]] | None
     """For each of the topmost values on the stack before an instruction: from where to where those stand that put it
     there. None where several ways lead there."""
     steps: Sequence[Instruction] = frame.program.instructions
-    joined, found, at = targets(frame), [], end
+    joined, found, at, more = targets(frame), [], end, 0
     for _ in range(count):
-        stop, missing = at, 1
+        stop, missing = at, 1 - more
         while missing > 0:
             if at == 0 or at in joined or not falls_through(steps[at - 1]) or steps[at - 1].opname in ("COPY", "SWAP"):
                 return None
             at -= 1
             step = steps[at]
             missing -= dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None)
-        if missing:
-            return None
+        more = -missing  # (one instruction may load two locals, of which one belongs to the operand below)
         found.append((at, stop))
-    return found[::-1]
+    return None if more else found[::-1]
 

@@ -69,13 +69,10 @@ class Membership(Parts):
         if kind in (str, bytes, range):
             return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
         if base is not None or kind is torch.Size or is_kind(container, natives.VIEWS):
-            return any(
-                self.is_one(x, item) or self.truth(self.compare("==", x, item))
-                for x in raw_items(self.objects.contents(container))
-            )
+            return any(self.is_or_equals(x, item) for x in raw_items(self.objects.contents(container)))
         if method is ABSENT and not hasattr(kind, "__contains__"):
             items = self.items_searched(container)
-            return any(self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in items)
+            return any(self.is_or_equals(x, item) for x in items)
         if is_kind(container, type) and issubclass(type(container), enum.EnumMeta):
             return item in cast(Any, container)
         raise Break("membership in a C object", kind.__name__, "test it outside of the step")

@@ -391,7 +391,7 @@ class Methods(CallParts):
         for i, item in enumerate(items):
             if not start <= i < stop:
                 continue
-            if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
+            if self.domain.is_or_equals(item, args[0]):
                 if name == "index":
                     return i
                 if name == "remove":

@@ -45,7 +45,7 @@ class OpenSet(SymbolicObject):
         domain = self.domain
         if not is_item(domain, item) or len(self.items) >= MOST:
             self.refuse("this item")
-        return any(domain.is_one(one, item) or domain.truth(domain.compare("==", one, item)) for one in self.items)
+        return any(domain.is_or_equals(one, item) for one in self.items)
 
     def refuse(self, what: str) -> NoReturn:
         raise Break(

@@ -366,7 +366,7 @@ class Operators(Membership):
         if op in ("==", "!=") and len(left) != len(right):
             return op == "!="
         for a, b in zip(left, right, strict=False):
-            if not (self.is_one(a, b) or self.truth(self.compare("==", a, b))):
+            if not self.is_or_equals(a, b):
                 return op == "!=" if op in ("==", "!=") else self.compare(op, a, b)
         return COMPARISONS[op](len(left), len(right))
 
@@ -379,7 +379,7 @@ class Operators(Membership):
         if all(is_kind(one, collections.OrderedDict) for one in (left, right)) and list(left) != list(right):
             return False
         pairs = [(right[key], value) for key, value in left.items()]
-        return all(self.is_one(b, a) or self.truth(self.compare("==", b, a)) for b, a in pairs)
+        return all(self.is_or_equals(b, a) for b, a in pairs)
 
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
         sides = [left, right]
@@ -441,6 +441,16 @@ class Operators(Membership):
             self.objects.guard_distinct(left, right)
             return False
         return True
+
+    def is_or_equals(self, left: Any, right: Any) -> bool:
+        """``left is right or left == right``, which containers ask of their items (PyObject_RichCompareBool)."""
+        if self.is_one(left, right) or self.truth(self.compare("==", left, right)):
+            return True
+        floats = all(v.known if type(v) is Number else type(v) in (float, complex) for v in (left, right))
+        if floats and self.truth(self.compare("!=", left, left)) and self.truth(self.compare("!=", right, right)):
+            detail = "a nan is an item of containers, which find it if it is the same object"
+            raise Break("identity of a number", detail, "ask math.isnan()")
+        return False
 
     def is_none(self, value: Any) -> bool:
         if issubclass(type(value), UndefinedAfterLoop):

@@ -107,7 +107,7 @@ class Parts(Domain):
     sequence_item: Callable[[Any, Any], Any]  # what a sequence has at an index, whatever methods its class has
     dict_item: Callable[[Any, type, Any], Any]  # the same of a dict, or what its ``__missing__`` gives
     operand: Callable[[Any], Any]  # what stands for a value in an operator of C's
-    is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
+    is_or_equals: Callable[[Any, Any], bool]
     text_of: Callable[..., Any]  # ``str(value)``
     repr_of: Callable[[Any], Any]  # ``repr(value)``
     has_plain_text: Callable[[Any], bool]  # whether C code may write a value down

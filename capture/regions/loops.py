@@ -32,7 +32,7 @@ from ..tensors.index_lists import IndexList
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.rows import TensorRows
-from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
+from ..values.values import ATOMS, SYMBOLIC, Body, Break, TensorProxy, UndefinedAfterLoop
 from . import branch_places, branches, chosen_numbers, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
@@ -48,6 +48,7 @@ ITERATION = Body(
     "a {} that existed before the iteration is changed inside the loop",
     "collect results in a tensor (index_add_), or iterate over a Python range",
 )
+COMPARED = (*ATOMS, *SYMBOLIC, Number)  # with a value: which compare in C
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE"})
 
 
@@ -177,7 +178,7 @@ class Loops:
         if not count:
             return
         place, asked = (list(frame.stack), frame.pc), frame.stack[-count:]
-        if not any(map(on_values, asked)) or not all(on_values(v) or type(v) in ATOMS for v in asked):
+        if not any(map(on_values, asked)) or not all(on_values(v) or type(v) in COMPARED for v in asked):
             return
         condition = asked[0]
         if count == 2:

@@ -47,6 +47,7 @@ def attempts(kind, items, keywords):
     return found
 
 
+@pytest.mark.share(11)
 @pytest.mark.parametrize("keywords", [{}, {"key": 1}, {"what": 1}], ids=str)
 @pytest.mark.parametrize(
     "kind, items", [*((kind, {1: 2}) for kind in DICTS), *((kind, [1, 2]) for kind in LISTS)]

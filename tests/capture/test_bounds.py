@@ -108,6 +108,7 @@ def compared(use, choose, rows=(8, 8, 8, 6, 5)):
     return stats(captured)
 
 
+@pytest.mark.share(23)
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("use", NUMBERS, ids=lambda f: f.__name__)
 def test_a_number_whichever_it_is(use, choose):

@@ -421,3 +421,19 @@ def test_a_branch_is_no_expert_region():
     captured = capture(replaces_a_local)
     captured(torch.ones(3))
     assert not report_of(captured_of(captured)).expert_regions
+
+
+@pytest.mark.parametrize("asked", ["x.sum()", "x.sum().item()", "x.sum().numpy() * 1.0"])
+@pytest.mark.parametrize("against", ["0.5", "limit", "x.shape[0]", "held['limit']", "x.mean().item()", "len(held)"])
+def test_a_branch_whatever_the_value_is_compared_with(asked, against):
+    source = f"def step(x, limit, held):\n    t = x * 2\n    if {asked} > {against}:\n        t = t + 1\n    return t"
+    namespace = {}
+    exec(source, namespace)
+    plain = namespace["step"]
+    step = capture(plain, backend="eager")
+    for call in range(10):
+        x = torch.randn(2 + call % 4, generator=torch.Generator().manual_seed(call))
+        given = (x, call / 7, {"limit": call / 8, **dict.fromkeys(range(call % 3))})
+        assert torch.equal(step(*given), plain(*given))
+    assert not stats(step).breaks
+    assert not [one.guard for one in stats(step).recompiles if one.guard == "branch on data"]

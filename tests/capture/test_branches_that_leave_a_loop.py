@@ -84,6 +84,7 @@ def test_as_plain_python(loop, branch):
             assert shown(both[0]) == shown(both[1]), (after, call)
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("branch", ["returns", "returns in place", "goes on", "adds up", "else"])
 @pytest.mark.parametrize("loop", ["a list", "a tuple", "enumerated", "zipped", "a range", "backward", "functions"])
 def test_one_graph_for_all_ways(loop, branch):

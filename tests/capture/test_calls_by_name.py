@@ -69,6 +69,7 @@ class Equal:
         return self.answer if other is not None else NotImplemented
 
 
+@pytest.mark.share(13)
 @pytest.mark.parametrize("answer", [True, False, [1], [], NotImplemented, torch.tensor(True), torch.tensor([0, 1])])
 @pytest.mark.parametrize("ask", ["a.__ne__(b)", "object.__ne__(a, b)", "super(Equal, a).__ne__(b)", "a != b"])
 def test_not_equal_is_what_the_own_equal_says(answer, ask):

@@ -111,6 +111,7 @@ def same(a, b):
     return type(a) is type(b) and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("layer", "breaks"), [(Collects, 0), (Flagged, 0), (Always, 1), (Counts, 1), (Other, 1)])
 def test_what_is_collected_is_what_plain_python_collects(layer, breaks):
     captured = capture(step, backend="eager")

@@ -136,6 +136,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("kind", ["float", "numpy"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_plain_python_has_them(name: str, kind: str) -> None:

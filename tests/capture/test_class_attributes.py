@@ -318,6 +318,7 @@ CAPTURED = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(15)
 @pytest.mark.parametrize("recipe", CAPTURED, ids=lambda r: r.__name__)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 def test_one_graph(recipe: Any, backend: str) -> None:

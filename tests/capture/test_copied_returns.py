@@ -125,6 +125,9 @@ def test_where_continue_meets_the_end_of_an_iteration(function: Callable[..., An
     program = decode(function.__code__)
     jumps = [i for i, one in enumerate(program.instructions) if one.target is not None and "_IF_" in one.opname]
     inside = [i for i in jumps if i not in copies(program) and i not in copies(program).values()]
+    if sys.version_info >= (3, 14):  # whose compiler has the condition once
+        assert not copies(program) and len(inside) == len(jumps)
+        return
     (jump,) = inside
     assert any(joins(program)[jump] == last_copy(program, first) > jump > first for first in copies(program))
 

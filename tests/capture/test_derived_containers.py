@@ -364,6 +364,7 @@ def test_a_set_is_joined_with_sets_alone() -> None:
         assert captured(torch.ones(1), other)[1] == {1, 2}
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("base", [ValueError, KeyError, StopIteration, AttributeError, OSError])
 @pytest.mark.parametrize("own", ["__new__", "__init__", "__setattr__", "__str__"])
 def test_an_exception_with_a_method_of_its_own(base: Any, own: str) -> None:

@@ -182,3 +182,21 @@ def test_sequences_are_ordered_as_python_orders_them(sign):
     for scale, rows in ((1.0, 2), (-1.0, 2), (float("nan"), 2), (2 / 3, 3), (1.0, 3), (1.0, 2)):
         x = torch.ones(rows) * scale
         assert captured(x) == step(x), (scale, rows)
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple"])
+@pytest.mark.parametrize(
+    "asked",
+    ["s > t", "s == t", "t <= s", "s[:1] == t", "n in t", "t.count(n)", "[*t, n].index(n)", "{1: s[0]} == {1: t[0]}"],
+)
+def test_a_nan_is_found_where_it_is_the_same_object(asked, kind):
+    """What a graph break leaves is read again, at each place for itself."""
+    source = f"def step(x, held):\n    n = x.sum().item()\n    s, t = {kind}([n, 1.0]), {kind}([n])\n"
+    source += f"    held.append(t > {kind}([2.0]))\n    return {asked}, held"
+    namespace = {}
+    exec(source, namespace)
+    plain = namespace["step"]
+    step = capture(plain, backend="eager")
+    for total in (1.0, float("nan"), 3.0, float("nan"), -1.0, float("nan")):
+        x = torch.tensor([total, 0.0])
+        assert step(x, []) == plain(x, []), total

@@ -147,6 +147,7 @@ def test_draws_casts_and_buffers(kind):
     assert same_bits(expected, actual)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", [Dense, Routed])
 @pytest.mark.parametrize("which", ["momentum", "adamw"])
 def test_through_aot_eager(kind, which):

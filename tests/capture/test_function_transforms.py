@@ -206,6 +206,7 @@ OVER = {
 }
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("transform", OVER)
 def test_a_function_that_does_more_is_a_graph_break(transform, function, capsys):

@@ -486,6 +486,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.share(13)
 @pytest.mark.parametrize("constant", (False, True))
 @pytest.mark.parametrize("recorded", (False, True))
 @pytest.mark.parametrize("what", GIVEN)

@@ -298,6 +298,7 @@ def told(m, x, y):
     return m.weight.is_inference(), m.weight.requires_grad, y.is_inference(), y.requires_grad
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("then", [trained, derived, hooked, switched_on, written, told], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("met", MET)
 def test_a_tensor_that_is_first_met_in_it_can_be_trained_after(met, then):

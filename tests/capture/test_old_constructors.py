@@ -65,6 +65,7 @@ def outcomes(run, dtypes=(torch.float32, torch.float64)):
     return found
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("name", OLD)
 def test_what_the_constructors_give(name):
     step = capture(OLD[name], backend="eager")

@@ -80,7 +80,7 @@ def test_the_whole_step_is_one_graph(name):
     assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("step", [kept, filled_later], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["SGD, momentum", "AdamW", "Adagrad"])
 def test_what_lives_on_is_as_in_plain_python(step, name):

@@ -221,6 +221,7 @@ QUESTIONS: dict[str, Callable[[bool, bool, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_flags_answer_as_they_do(question: str, held: str) -> None:

@@ -53,6 +53,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
 
 
+@pytest.mark.share(16)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_looked_into_by_a_counter(name: str, use: str) -> None:

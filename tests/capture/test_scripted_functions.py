@@ -82,6 +82,7 @@ BREAKS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.share(10)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("name", CALLS | BREAKS)

@@ -66,6 +66,7 @@ def tensors_of(training):
     return [*model.state_dict().values(), *state, *map(torch.tensor, numbers)]
 
 
+@pytest.mark.share(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("longest", [0.8, 0.004], ids=["while capturing", "warm"])
 def test_the_step_after_an_interrupt_is_plain_pythons(alarm, longest):

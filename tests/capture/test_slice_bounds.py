@@ -85,6 +85,7 @@ def test_no_graph_break(use, bounds):
     assert (known.breaks, known.misses) == (0, 1)
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("bounds", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("use", USES, ids=lambda f: f.__name__)
 def test_as_plain(use, bounds):

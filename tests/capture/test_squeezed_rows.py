@@ -48,6 +48,7 @@ def compared(step: Callable[..., Any], backend: str) -> Any:
     return stats(captured)
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("asks", ASKS)
 def test_what_depends_on_one_row_is_a_graph_break(asks: str, backend: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     "command", [("train_nanogpt.py", "--steps"), ("train_titan.py", "--training.steps")], ids=lambda c: c[0]
 )
@@ -40,6 +41,7 @@ def test_the_trainer_of_transformers_runs_a_captured_step():
     assert said["update"] == {"graphs": 1, "breaks": 0, "hits": 4}, said
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("options", [[], ["--cache", "static", "--batch", "2", "--sample"]], ids=["dynamic", "static"])
 def test_generation_with_a_captured_forward_gives_the_same_tokens(options):
     words = [sys.executable, str(EXAMPLES / "generate.py"), "--tokens", "6", *options]

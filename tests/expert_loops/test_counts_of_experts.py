@@ -329,6 +329,7 @@ def test_between_cumulated_counts():
     assert compare(lambda x, moe: between(x, moe, asks=None)) == (1, True)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("asks", [lambda start, end: start + 1 == end, lambda start, end: end < 3])
 def test_iterations_left_out_for_something_else(asks):
     regions_of(lambda x, moe: between(x, moe, asks=asks))

@@ -202,6 +202,7 @@ def test_outputs_of_slots_exist_a_panel_at_a_time(shape: str) -> None:
     assert sum(launch.flops for launch in panels) == 2 * slots * sizes.narrow * sizes.width
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("target", ["sm_100", "gfx942"])
 def test_the_other_cards_at_the_first_shape(target: str) -> None:
     reports = aot.reports_of("moe", target)

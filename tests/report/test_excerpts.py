@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,7 @@ def step(x, value, flag, y):
 """
 
 
+@pytest.mark.share(11)
 @pytest.mark.parametrize("breaks", [1, 2])
 @pytest.mark.parametrize("written", CAME_FROM)
 def test_behind_breaks_a_value_is_told_by_the_statement_that_set_it(written: str, breaks: int, tmp_path: Path) -> None:
@@ -226,4 +228,5 @@ def test_a_with_statement_is_what_it_enters() -> None:
     entering = [item for item in report.breaks if "__e" in item.detail]
     assert len(entering) >= 4 and not [item.origins for item in entering if item.origins]
     expressions = {item.excerpt.expression for item in entering if item.excerpt is not None}
-    assert expressions == {'open("/dev/null", "w") as ä,', 'open("/dev/null")'}
+    named = "" if sys.version_info >= (3, 14) else " as ä,"  # which says of each what it enters, not of the statement
+    assert expressions == {f'open("/dev/null", "w"){named}', 'open("/dev/null")'}

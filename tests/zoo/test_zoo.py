@@ -34,7 +34,7 @@ FAMILIES = {
 WHOLE = "MOEBIUS_WHOLE" in os.environ
 
 
-@pytest.fixture(scope="module", params=FAMILIES if WHOLE else some(list(FAMILIES), 4, "zoo"))
+@pytest.fixture(scope="module", params=FAMILIES if WHOLE else some(list(FAMILIES), 3, "zoo"))
 def measured(request):
     return request.param, {"ours": measure.ours(request.param)}
 

@@ -20,6 +20,7 @@ from moebius.export.archive import MANIFEST, MEMBERS
 from .conftest import batch, make_model, make_training
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam])
 def test_training_step_goes_on_bitwise(tmp_path, kind):
     model, optimizer, scheduler, step = make_training(kind)

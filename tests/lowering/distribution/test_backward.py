@@ -51,6 +51,7 @@ def headers(how):
     return traffic.header
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("how", HEADERS)
 def test_backward_has_no_header_where_all_ranks_know_it(on_ranks, how):
     for found in on_ranks(2, headers, how):

@@ -188,6 +188,7 @@ def train_what_ddp_wraps(around):
     return [str(one.message) for one in said]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("around", [False, True])
 def test_what_ddp_wraps_trains_as_one_process(on_new_ranks, around):
     for said in on_new_ranks(2, train_what_ddp_wraps, around):
@@ -212,6 +213,7 @@ def train_with_compiled(which):
     return isinstance((model[0]._orig_mod if which == 0 else model[0]).down, Sharded)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("which", [0, 3], ids=["experts", "dense"])
 def test_a_compiled_layer_trains_as_one_process(on_new_ranks, which):
     assert on_new_ranks(2, train_with_compiled, which) == [True, True]

@@ -263,6 +263,7 @@ def go_on(what):
                    for p in (model.parameters() if found[0] is None else ())], [*map(torch.detach, alone.parameters())]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("what", ["a key that changes the step", "a key that changes nothing", "a size"])
 def test_another_batch_on_one_rank(on_new_ranks, what):
     """Another capture on one rank is no harm by itself: what ranks exchange is."""

@@ -159,6 +159,7 @@ def look_at_views(experts):
     return wrong
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("experts", [4, 5])
 def test_a_view_is_of_what_was_gathered(on_ranks, experts):
     assert on_ranks(2, look_at_views, experts) == [[], []]

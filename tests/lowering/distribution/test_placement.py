@@ -203,6 +203,7 @@ def written_in_place(num_experts):
     return found
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("num_experts", [3, 4, 6])
 def test_writes_in_place(on_ranks, num_experts):
     assert on_ranks(4, written_in_place, num_experts) == [[]] * 4

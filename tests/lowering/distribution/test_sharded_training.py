@@ -98,6 +98,7 @@ def as_plain(kind, layers):
     assert misses[-1] == misses[-2], "the last call was captured anew"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind, layers", [("ddp", 1), ("fsdp", 2), ("fsdp in bfloat16", 1), ("fsdp, checkpoints", 2)])
 def test_trains_as_plain_python_does(on_ranks, kind, layers):
     on_ranks(2, as_plain, kind, layers)

@@ -170,6 +170,7 @@ def test_ways_to_train(way, chunks):
         assert stats(many.run).breaks == 0
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("dp, ep, E", [(1, 3, 4), (2, 2, 5)])
 def test_generated_batches(dp, ep, E):
     """Empty ranks, all tokens to a few experts, E that ep does not divide; one capture for all batches."""
