@@ -145,7 +145,7 @@ def replace_all(work: Work) -> None:
             found.idiom = grouped.IDIOM
     provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
-    if work.by_rows:
+    if takes_rows(work):
         replace_meeting(work)
     report_overlooked(work, reported)
 
@@ -451,13 +451,18 @@ def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: 
     return writer.call(of_iterations_that_ran, result, index, *(() if inside else (claim.experts,)))
 
 
+def takes_rows(work: Work) -> bool:
+    """Whether experts may be other projections than the operator's. (These are not placed on ranks.)"""
+    return work.by_rows
+
+
 def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool) -> tuple[Claim, fx.Node]:
     """The claim that holds, of the operator or of its rows, and the result written before the loop. Raises Refused."""
     try:
         fused = prove(make_claim, proof.STEPS, reader, storage)
         return fused, write_operator(fused, work.options, work.known)
     except Refused as refusal:
-        if refusal.step not in ABOUT_ROWS or not (by_rows and work.by_rows):
+        if refusal.step not in ABOUT_ROWS or not (by_rows and takes_rows(work)):
             raise
         try:
             rows = prove(by_row.make_claim, by_row.STEPS, reader, storage)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from moebius import explain
-from moebius.bytecode.expressions import excerpt_of
 
 SHAPES = [(16, 8), (4, 8), (4, 12, 8), (4, 8, 6)]
 BLOCKERS = {
@@ -66,8 +65,9 @@ def test_the_line_that_blocks_is_named(tmp_path: Any, name: str, loop: str) -> N
     assert len({(region.line, region.refusal) for region in refused}) == 1
     region = refused[0]
     assert linecache.getline(path, region.line).strip().startswith("for e in ")
-    excerpt = excerpt_of(region.blocker or ())
-    assert excerpt is not None and excerpt.text == BLOCKERS[name] and excerpt.expression in BLOCKERS[name]
+    (stays,) = report.stays.values()
+    (excerpt,) = stays.excerpts
+    assert excerpt.text == BLOCKERS[name] and excerpt.expression in BLOCKERS[name]
     assert f"│ {excerpt.text}\n" in str(report) and f"│ {excerpt.underline}\n" in f"{report}\n"
     assert f"{path}:13" in region.refusal and "moebius." not in region.refusal, region.refusal
     assert "moebius." not in report.verdict
