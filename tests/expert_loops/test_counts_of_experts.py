@@ -360,12 +360,14 @@ def repeated(x, moe):
 
 
 def test_repeated_positions():
-    assert compare(repeated) == (1, True)
+    graphs, (region,) = regions_of(repeated)
+    assert (graphs, region.lowered, region.top_k) == (1, True, K)
 
 
 def test_repeated_positions_switched_off(monkeypatch):
     monkeypatch.delitem(operators.METHODS, "repeat")
-    assert not compare(lambda x, moe: between(x, moe, asks=None))[1]
+    _, (region,) = regions_of(repeated)
+    assert region.top_k is None  # (the experts are one operator, on the rows as they are written)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
