@@ -45,6 +45,7 @@ from .torch_private import (
     version_of,
 )
 from .torch_scripts import Scripted
+from .torch_sizes import told
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 NO_CONTEXT = contextlib.nullcontext()
@@ -318,6 +319,10 @@ class FakeWorld:
         """How often the trace has written into the memory of a tensor, under any name: ``p.data`` is one."""
         version = version_of(fake)  # (a DTensor's writes are its local tensor's)
         return max(self.mode.writes[storage_of(fake)], version) if type(fake) is FakeTensor else version
+
+    def told(self, text: str) -> str:
+        """A text about what was traced, without names that no user knows."""
+        return told(text, self.shape_env.var_to_range)
 
     def symbolic_int(self, value: int, name: str) -> Any:
         """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""

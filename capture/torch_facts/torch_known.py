@@ -124,8 +124,9 @@ def facts(fakes: Iterable[FakeTensor]) -> Iterator[Any]:
 
 
 def is_plain(fake: FakeTensor) -> bool:
-    """Strided, with known sizes and without a value that is known."""
+    """Strided, with known sizes, its memory's too, and without a value that is known."""
     odd = fake.layout is not torch.strided or fake._has_symbolic_sizes_strides
+    odd = odd or type(fake.untyped_storage().nbytes()) is not int  # (a row of a tensor whose rows nobody counted)
     return not (odd or fake.constant is not None or fake.is_inference() or fake.is_conj() or fake.is_neg())
 
 

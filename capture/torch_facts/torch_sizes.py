@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -136,6 +137,19 @@ def of_symbols(asked: Any, sizes: Collection[Any]) -> str:
     kind = "size" if all(symbol in sizes for symbol in symbols) else "number"
     said = " and ".join(names.values()) + (f" is a {kind}" if len(symbols) == 1 else f" are {kind}s")
     return f"{expression_text(asked, names)}, where {said} that only the running step knows"
+
+
+OURS = re.compile(r"<moebius\.[\w.]+ object at 0x[0-9a-f]+>")
+OPERATOR = re.compile(r"\baten\.(\w+)(?:\.\w+)?\b")
+
+
+def told(text: str, symbols: Iterable[Any]) -> str:
+    """A text, of an error or a break, with what a user knows in the place of names of torch's machinery and ours.
+
+    symbols: of the trace's sizes and numbers."""
+    names = "|".join(sorted(map(str, symbols), key=len, reverse=True))
+    text = re.sub(rf"\b(?:{names})\b", "n", text) if names else text
+    return OPERATOR.sub(r"\1", OURS.sub("a value of the step", text)).replace("FakeTensor", "Tensor")
 
 
 CALLED = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a text may call

@@ -305,6 +305,7 @@ def run_whole_natively(
     attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], owner: Owner
 ) -> Segment:
     """No residual code can be made for this break: the frame runs as Python, its callees are captured."""
+    why = attempt.world.told(why)
     if attempt.graph_break is None:
         file, line = attempt.line()
         attempt.graph_break = GraphBreak(

@@ -308,9 +308,9 @@ class Trace:
     def not_entered(self, stop: Break) -> None:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
         file, line = self.line()
-        name = self.request.name
+        name, detail = self.request.name, self.world.told(stop.detail)
         self.clean, stack = True, ((file, line, name),)
-        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", stack)
+        self.graph_break = GraphBreak(stop.reason, detail, stop.hint, file, line, name, "the call", stack)
 
     def broke(self, stop: Break, error: BaseException | None = None) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction.
@@ -344,7 +344,7 @@ class Trace:
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
             stop.reason,
-            written(stop.detail, frame.code),
+            self.world.told(written(stop.detail, frame.code)),
             stop.hint,
             file,
             line,
