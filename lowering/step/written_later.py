@@ -1,5 +1,7 @@
 """Values that a graph writes into after others were computed of them (``h.data.mul_(2)``): backward in plain Python
-reads what was put there, or raises an error. That must stay so: what was computed of such a value still is."""
+reads what was put there, or raises an error. That must stay so: what was computed of such a value still is.
+
+Who is given the memory of such a value by a graph (``h.detach()``) may write there, too, before it runs backward."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def readers_before_writes(gm: fx.GraphModule) -> Readers:
     """By (value, write), by name: what was computed of the value by then. Views are the value itself."""
     storage = Storage(gm.graph)
     found: Readers = {}
-    for writer, targets in storage.writers.items():
+    for writer, targets in [*storage.writers.items(), *given_out(gm.graph, storage)]:
         if is_backward(writer):
             continue
         for value in {root for target in targets for root in storage.roots[target] if is_differentiable(root)}:
@@ -27,6 +29,12 @@ def readers_before_writes(gm: fx.GraphModule) -> Readers:
             if readers:
                 found[value.name, writer.name] = frozenset(readers)
     return found
+
+
+def given_out(graph: fx.Graph, storage: Storage) -> list[tuple[fx.Node, list[fx.Node]]]:
+    """The output, as what may write into what it gives out; nothing where backward has run by then."""
+    (output,) = graph.find_nodes(op="output")
+    return [] if storage.backwards else [(output, output.all_input_nodes)]
 
 
 def is_reader(user: fx.Node, storage: Storage) -> bool:
@@ -39,8 +47,15 @@ def is_reader(user: fx.Node, storage: Storage) -> bool:
 
 
 def is_unread(before: Readers, gm: fx.GraphModule) -> bool:
-    """Whether something that was computed of a value is not any more, and the write is still there."""
+    """Whether something that was computed of a value is not any more, and the write is still there. One that is given
+    out may have a reader in their place, an operator that keeps it."""
     if not before:
         return False
-    names = {node.name for node in gm.graph.nodes}
-    return any({value, write} <= names and not readers <= names for (value, write), readers in before.items())
+    (output,) = gm.graph.find_nodes(op="output")
+    named = {node.name: node for node in gm.graph.nodes}
+    lost = [one for one, readers in before.items() if named.keys() >= set(one) and not readers <= named.keys()]
+    if not lost or any(write != output.name for _, write in lost):
+        return bool(lost)
+    storage = Storage(gm.graph)
+    users = {one: {user for node in storage.family(named[one[0]]) for user in node.users} for one in lost}
+    return any(not any(is_reader(user, storage) for user in users[one] if user.name not in before[one]) for one in lost)

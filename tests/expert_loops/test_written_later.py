@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from moebius import explain, reset
+from moebius import disable, explain, reset
+from moebius.lowering.step import written_later
 
 E, T, K, D, N = 3, 7, 2, 4, 3
 FORMS = {
@@ -58,12 +59,26 @@ CASES += [(form, "index", "turned") for form in FORMS]
 WRITES["turned"] = "VALUE.data.copy_(VALUE.flip(0))"
 
 
+ALIASES = {
+    "data": "VALUE.data", "detached": "VALUE.detach()", "a part": "VALUE.data[0]",
+    "a view": "VALUE.data.view(-1)",
+}
+LATER = list(itertools.product(FORMS, "ha", ALIASES))
+
+
+@disable
+def native() -> None:
+    """What is given out of the graph here, anybody may write into."""
+
+
 def layer_of(form: str, value: str, write: str):
     body = "seen = []\nweight, index = logits.softmax(-1).topk(K)"
     body += FORMS[form].replace("VALUE", value if value in "ha" else "h") + "\n"
-    body += WRITES[write].replace("VALUE", value) + "\nreturn out\n"
+    later = f"other = {ALIASES[write[6:]]}; native(); other.mul_(1.5)" if write.startswith("later ") else WRITES[write]
+    body += later.replace("VALUE", value) + "\nreturn out\n"
     source = "def layer(x, logits, up, down):\n" + "".join(f"    {line}\n" for line in body.splitlines())
-    space = dict(torch=torch, silu=silu, E=E, K=K, grouped=getattr(torch.ops.transformers, "grouped_mm_fallback", None))
+    grouped = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    space = dict(torch=torch, silu=silu, native=native, E=E, K=K, grouped=grouped)
     exec(source, space)
     return space["layer"]
 
@@ -93,6 +108,32 @@ def test_backward_reads_what_was_written(case: tuple[str, str, str]) -> None:
         return
     for one, other in zip(plain, captured, strict=True):
         torch.testing.assert_close(other, one)
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(("form", "value", "alias"), LATER)
+def test_what_is_given_out_of_a_graph_may_be_written(form: str, value: str, alias: str) -> None:
+    test_backward_reads_what_was_written((form, value, f"later {alias}"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_switched_off_what_is_given_out_is_another(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_later, "given_out", lambda graph, storage: [])
+    with pytest.raises(AssertionError):
+        test_backward_reads_what_was_written((form, "h", "later data"))
+    reset()
+
+
+def test_what_is_handed_from_layer_to_layer_may_be_given_out() -> None:
+    def two(x, logits, up, down):
+        first = layer(x, logits, up, down)
+        return layer(first, logits, up, down), first, first.detach()
+
+    layer = layer_of("iterations", "out", "data")
+    shapes = ((T, D), (T, E), (E, D, N), (E, N, D))
+    report = explain(two)(*(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes))
+    reset()
+    assert [region.lowered for region in report.expert_regions] == [True, True]
 
 
 @pytest.mark.parametrize("form", FORMS)
