@@ -75,8 +75,15 @@ def test_without_a_look_it_is_lowered(monkeypatch):
 @pytest.mark.parametrize("look", ["given out", "hooked", "both"])
 def test_lowered_backward_would_go_past_it(look, monkeypatch):
     monkeypatch.setattr(pipeline, "is_lost", lambda *_: False)
+    monkeypatch.setattr(pipeline, "is_unread", lambda *_: False)  # (what is given out may be written, too)
     with pytest.raises((AssertionError, RuntimeError)):
         compare(look)
+
+
+def test_a_gradient_that_may_be_asked_for_is_enough(monkeypatch):
+    """Also where nobody may write into it."""
+    monkeypatch.setattr(pipeline, "is_unread", lambda *_: False)
+    assert compare("given out") == [False]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
