@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..bytecode.expressions import Excerpt, excerpt_of
-from .words import PATHS, place, region_row
+from .words import region_row, with_short_places
 
 if TYPE_CHECKING:
     from moebius.lowering import Blocking, ExpertRegion
@@ -54,6 +54,3 @@ def stays_of(regions: list[ExpertRegion], searches: list[tuple[list[ExpertRegion
             found[row] = Stays(with_short_places(blocking.refusal), tuple(excerpts), bool(excerpts))
     return found
 
-
-def with_short_places(text: str) -> str:
-    return PATHS.sub(lambda found: place(found[1], int(found[2])), text)

@@ -84,6 +84,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def with_short_places(text: str) -> str:
+    """A text of another room's, with the files in it as people know them."""
+    return PATHS.sub(lambda found: place(found[1], int(found[2])), text)
+
+
 def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str, str]:
     """(place, idiom, experts, top-k, lowered, kernel, saved, refusal): the same line run by each layer is one row."""
     return (
@@ -94,5 +99,5 @@ def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str
         region.lowered,
         region.kernel,
         byte_size(region.saved_bytes),
-        PATHS.sub(lambda found: place(found[1], int(found[2])), region.refusal or ""),
+        with_short_places(region.refusal or ""),
     )

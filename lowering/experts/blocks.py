@@ -85,7 +85,7 @@ def expert_rows(
         made = read_call(node)
         if len(shape_of(node) or (0, 0)) < 2:
             return []  # a vector of the features: ``+ b[e]``
-        if is_column(node):
+        if may_be_of_rows(node):
             beside.append(node)
             return []
         if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
@@ -112,10 +112,13 @@ def expert_rows(
     return found
 
 
-def is_column(node: fx.Node) -> bool:
-    """Whether it may be a number of each row, looked up before: a view of a piece of a longer column."""
+def may_be_of_rows(node: fx.Node) -> bool:
+    """Whether it may be a number of each row, looked up before: a view of a piece of a longer column. (One number for
+    all rows is the expert's own.)"""
     shape, call = shape_of(node), read_call(node)
-    return shape is not None and len(shape) == 2 and shape[1] == 1 and call is not None and call.name in VIEWS | LOOKUPS
+    if shape is None or len(shape) != 2 or shape[1] != 1 or (type(shape[0]) is int and shape[0] == 1):
+        return False
+    return call is not None and call.name in VIEWS | LOOKUPS
 
 
 class NoRows(Exception):

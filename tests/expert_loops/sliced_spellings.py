@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from module_layers import over_range, spelled
-from spellings import BROKEN, LOWERED, D, E, K
+from spellings import BROKEN, LOWERED, PROJECTED, D, E, K
 from torch.nn.functional import gelu, linear, one_hot, relu, silu, softmax
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def masks_of_slots(x, moe):
     return out
 
 
-@spelled(LOWERED)
+@spelled(PROJECTED)
 def weights_between_pieces(x, moe):
     """sorted rows and their weights in pieces, and the weight between the projections (Megatron's experts)"""
     weight, index = moe.route(x)
