@@ -13,7 +13,7 @@ from torch import fx
 
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, given_to, is_pure, loop_body, read_call
+from moebius.lowering.operators import Call, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
 from moebius.lowering.torch_private import may_write, only_reads, returns_new, shared_by_schema, written_by_schema
 from moebius.lowering.values import value_of
@@ -241,7 +241,7 @@ class Storage:
     def find(self, node: fx.Node, call: Call | None) -> frozenset[fx.Node]:
         if is_gradient(node):
             self.gradients[str(node.meta["source"]).removesuffix(".grad")] = frozenset((node,))
-        if "memory" in node.meta and node.op == "placeholder":  # two inputs that overlapped when they were captured
+        if "memory" in node.meta and node.op == "placeholder":  # (inputs may have overlapped when they were captured)
             return frozenset((node, self.memory.setdefault(node.meta["memory"], node)))
         if node.op in ("placeholder", "get_attr") or (call is not None and not call.op.alias):
             return frozenset((node,))
@@ -290,8 +290,12 @@ class Storage:
 
     def is_fresh(self, node: fx.Node) -> bool:
         """Whether its storage was made in this graph, so that no input can share it."""
-        outside = (root.op in ("placeholder", "get_attr") or root.target is gradient_of for root in self.roots[node])
-        return not any(outside)
+        return not any(map(is_outside, self.roots[node]))
+
+    def is_known(self, node: fx.Node) -> bool:
+        """Whether all that share its storage are known: it was made in this graph, or came with memory that the step's
+        guards compare."""
+        return not any(is_outside(root) and "memory" not in root.meta for root in self.roots[node])
 
     def writer_between(self, node: fx.Node, end: fx.Node) -> fx.Node | None:
         """The first node after ``node`` and before ``end`` that may write into ``node``'s storage."""
@@ -312,6 +316,13 @@ class Storage:
     def writer_into(self, nodes: Iterable[fx.Node], end: fx.Node) -> fx.Node | None:
         """The same of several nodes."""
         return next((found for node in nodes if (found := self.writer_between(node, end)) is not None), None)
+
+
+OUTSIDE = ("placeholder", "get_attr", "output")
+
+
+def is_outside(root: fx.Node) -> bool:
+    return root.op in ("placeholder", "get_attr") or root.target is gradient_of
 
 
 def picks_rows(index: Any) -> bool:
@@ -358,6 +369,14 @@ def only_computes(node: fx.Node) -> bool:
         return only_reads(str(node.target))
     name = getattr(node.target, "__name__", "")
     return only_reads(name) and is_torchs(node, name)
+
+
+def computes(node: fx.Node) -> bool:
+    """The same of Python's arithmetic too, and of branches and loops in which nothing else is done."""
+    call = read_call(node)
+    if call is not None and call.name == "expert_loop":
+        return all(inner.op in OUTSIDE or computes(inner) for inner in loop_body(node).graph.nodes)
+    return only_computes(node) or is_size(node) or (call is not None and call.name == "skip_iteration")
 
 
 def makes_new(node: fx.Node) -> bool:

@@ -263,7 +263,7 @@ def erase(node: fx.Node, left: set[fx.Node]) -> None:
     node.graph.erase_node(node)
     left.discard(node)
     for one in inputs:
-        if not one.users and one.op.startswith("call_") and not writes_into(one):
+        if one in left and not one.users and not writes_into(one):
             erase(one, left)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..torch_facts.spans import firsts_of, has_memory, span
 from .archive import each, fields, index, need
 from .relations import read_number, size_relation
 from .values import decode
@@ -166,6 +167,18 @@ def read_distinct(content: dict[str, Any], count: int) -> Holds:
     return lambda *objs: None if len({id(o) for o in objs}) == len(objs) else "one object twice"
 
 
+def read_memory(content: dict[str, Any], count: int) -> Holds:
+    expected = each(content["firsts"], "firsts", lambda n: index(n, count, "a place"))
+    need(len(expected) == count >= 2, "a guard about the memory of several tensors")
+
+    def holds(*tensors: Any) -> str | None:
+        if not all(map(has_memory, tensors)):
+            return "no plain tensors"
+        return None if firsts_of(list(map(span, tensors))) == expected else "others overlap"
+
+    return holds
+
+
 def read_same(content: dict[str, Any], count: int) -> Holds:
     return lambda a, b: None if a is b else "two objects"
 
@@ -221,7 +234,7 @@ def read_tensor(content: dict[str, Any], count: int) -> Holds:
 
 
 Reader = tuple[tuple[str, ...], Callable[[dict[str, Any], int], Holds]]
-PAIR, MANY = ("same",), ("distinct", "sizes", "number")  # kinds about two objects, or more; the others are about one
+PAIR, MANY = ("same",), ("distinct", "memory", "sizes", "number")  # kinds about two objects, or more; else about one
 READERS: dict[str, Reader] = {
     "type": (("type",), read_type),
     "equal": (("value",), read_equal),
@@ -231,6 +244,7 @@ READERS: dict[str, Reader] = {
     "contents": (("items",), read_contents),
     "distinct": ((), read_distinct),
     "same": ((), read_same),
+    "memory": (("firsts",), read_memory),
     "sizes": (("relation",), read_sizes),
     "number": (("formula", "value"), read_computed),
     "tensor": (("type", "dtype", "device", "layout", "shape", "stride", *FLAGS), read_tensor),

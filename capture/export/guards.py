@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 from ..errors import ExportError
 from ..guards.recorder import Fact
 from ..hook import ABSENT
+from ..tensors.overlaps import Overlaps
 from .checks import TYPES, same
 from .relations import write_number
 from .residual import Output, ResidualReader
@@ -153,10 +156,11 @@ class GuardWriter:
         return found
 
     def predicate(self, fact: Fact, predicate: Any, places: list[Any]) -> None:
-        if not all(places):
+        if is_kind(predicate, Overlaps):  # (the state's tensors lie apart where the file is loaded)
+            self.memory(fact, predicate, places)
+        elif not all(places):
             self.refuse(fact, "it is about an argument and the world of the capture")
-        text = getattr(predicate, "relation", None)
-        if text is not None:
+        elif (text := getattr(predicate, "relation", None)) is not None:
             self.add(fact, "sizes", places, relation=text)
         elif hasattr(predicate, "evaluate") and hasattr(predicate, "expected"):
             formula = write_number(predicate.evaluate, predicate.sources)
@@ -165,6 +169,12 @@ class GuardWriter:
             return  # of a tensor: the loading side's tensors are torch's own
         else:
             self.refuse(fact, "no file can hold this check")
+
+    def memory(self, fact: Fact, overlaps: Overlaps, places: list[Any]) -> None:
+        known = [(place, first) for place, first in zip(places, overlaps.lowest, strict=False) if place]
+        firsts = [first for _, first in known]
+        if len(known) > 1:
+            self.add(fact, "memory", [place for place, _ in known], firsts=list(map(firsts.index, firsts)))
 
     # ------------------------------------------------------------------------------------------------------------------
 

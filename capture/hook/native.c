@@ -163,7 +163,8 @@ execute(PyObject *module)
     if (added < 0 || PyModule_AddObjectRef(module, "ABSENT", mb_absent) < 0 ||
         PyModule_AddObjectRef(module, "Entry", (PyObject *)&mb_Entry_Type) < 0 ||
         PyModule_AddObjectRef(module, "GuardProgram", (PyObject *)&mb_GuardProgram_Type) < 0 ||
-        PyModule_AddFunctions(module, mb_frame_methods) < 0 || PyModule_AddFunctions(module, mb_tensor_methods) < 0) {
+        PyModule_AddFunctions(module, mb_frame_methods) < 0 || PyModule_AddFunctions(module, mb_tensor_methods) < 0 ||
+        PyModule_AddFunctions(module, mb_overlap_methods) < 0) {
         return -1;
     }
     if (PyModule_AddFunctions(module, mb_watcher_methods) < 0 || mb_watchers_init() < 0) {

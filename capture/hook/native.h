@@ -34,6 +34,7 @@ void mb_tensor_prefetch(PyObject *object, const TensorMeta *meta, int near);    
 
 /* tensors_fast.c */
 extern PyMethodDef mb_tensor_methods[];
+extern PyMethodDef mb_overlap_methods[];      /* overlaps.c */
 const char *mb_tensor_reading(void);    /* "memory" or "attributes" */
 Py_ssize_t mb_tensor_block(void);       /* words that one comparison takes, 0: field by field */
 

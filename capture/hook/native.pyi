@@ -207,6 +207,15 @@ def calibrate_tensors(
         None: done. Else why not; attributes are read as before.
     """
 
+def memory_overlaps(tensors: tuple[Any, ...], itemsizes: bytes, order: bytearray, /) -> bytes | None:
+    """For each tensor, as int32, the lowest place among those that it has memory in common with, itself included.
+
+    itemsizes: bytes of an element, a byte each. order: int32, the places in the order in which they lay last; it is
+    changed. None: not all of them can be read so (see `calibrate_tensors`); ask their attributes.
+
+    Raises ValueError where these are not as many as the tensors.
+    """
+
 def read_tensors_by_attributes() -> None:
     """Undo `calibrate_tensors`."""
 

@@ -15,11 +15,13 @@
 typedef int32_t (*ReadInt64)(void *tensor, int64_t *out);
 typedef int32_t (*ReadInt32)(void *tensor, int32_t *out);
 typedef int32_t (*ReadPointer)(void *tensor, int64_t **out);
+typedef int32_t (*ReadAddress)(void *tensor, void **out);
 
 static struct {
     ReadInt64 dim, storage_offset;
     ReadPointer sizes, strides;
     ReadInt32 dtype, device_index, layout;
+    ReadAddress address;
 } shim;
 
 enum { MAX_TYPES = 4 };
@@ -170,6 +172,35 @@ mb_fast_check(TensorMeta *meta, PyObject *object)
     return meta->flags[REQUIRES_GRAD] < 0 || same_requires_grad(object, impl, meta->flags[REQUIRES_GRAD]);
 }
 
+/* Where a tensor's elements lie: [begin, end); both 0 where it has none. 0: it cannot be read. */
+int
+mb_tensor_span(PyObject *object, int itemsize, uintptr_t *begin, uintptr_t *end)
+{
+    int32_t layout;
+    int64_t dim, *sizes, *strides, reach = 1;
+    void *address, *tensor = (char *)object + memory.impl;
+    if (!memory.on || !is_known((PyObject *)Py_TYPE(object)) || word_at(object, memory.impl) == NULL ||
+        shim.layout(tensor, &layout) != 0 || layout != memory.strided || shim.dim(tensor, &dim) != 0 ||
+        shim.sizes(tensor, &sizes) != 0 || shim.strides(tensor, &strides) != 0) {
+        return 0;
+    }
+    *begin = *end = 0;
+    for (int64_t i = 0; i < dim; i++) {
+        if (sizes[i] == 0) {
+            return 1;
+        }
+        reach += (sizes[i] - 1) * strides[i];
+    }
+    if (shim.address(tensor, &address) != 0) {
+        return 0;
+    }
+    if (address != NULL) {
+        *begin = (uintptr_t)address;
+        *end = *begin + (uintptr_t)(reach * itemsize);
+    }
+    return 1;
+}
+
 /* Whether the block says all that is guarded: nothing may vary, all of it lies inside (no more than five dimensions do),
  * and the device is the CPU, of which there is one. */
 static int
@@ -238,7 +269,7 @@ load_shims(const char *library, const char **why)
         {&shim.dim, "aoti_torch_get_dim"}, {&shim.storage_offset, "aoti_torch_get_storage_offset"},
         {&shim.sizes, "aoti_torch_get_sizes"}, {&shim.strides, "aoti_torch_get_strides"},
         {&shim.dtype, "aoti_torch_get_dtype"}, {&shim.device_index, "aoti_torch_get_device_index"},
-        {&shim.layout, "aoti_torch_get_layout"},
+        {&shim.layout, "aoti_torch_get_layout"}, {&shim.address, "aoti_torch_get_data_ptr"},
     };
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
         void *symbol = dlsym(handle, names[i].name);

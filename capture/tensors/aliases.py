@@ -18,14 +18,16 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.hints import is_gradient
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source, family, is_same_place
 from ..heap.heap import Heap
 from ..torch_facts import torch_private
+from ..torch_facts.spans import PLAIN
 from ..torch_facts.torch_fakes import FakeWorld
 from ..values.values import TensorProxy
+from .overlaps import guard_overlaps
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 FEW_PAIRS = 16  # more of them are one guard, which says a little too much
 
 
@@ -78,10 +80,13 @@ class Aliases:
     # At the end of a trace
     # ------------------------------------------------------------------------------------------------------------------
 
+    def written(self) -> list[TensorProxy]:
+        """Inputs that the step has written into."""
+        return [p for p, before in self.begun if self.world.writes_into(p.fake) != before]  # (NaN: nobody counts)
+
     def can_tell(self) -> set[int]:
         """Inputs, by id, that the step could tell from others if they were one tensor, or two."""
-        world = self.world
-        written = [p for p, before in self.begun if world.writes_into(p.fake) != before]  # (NaN: nobody counts)
+        written = self.written()
         memory = {torch_private.storage_of(p.real) for p in written if type(p.real) in PLAIN and p.real is not None}
         known = {id(p) for p in written} | self.heap.written.keys()
         return {
@@ -116,6 +121,8 @@ class Aliases:
                     self.all_distinct([*seen, other])
             self.none_of(seen, fixed)
             self.none_of(others, [p for p in fixed if id(p) in told])
+        if self.written() or any(is_gradient(p.source) for p, _ in self.begun):  # (backward adds to those in place)
+            guard_overlaps(self.guards, [p for p, _ in self.begun])
 
     def all_distinct(self, inputs: list[TensorProxy]) -> None:
         sources = [p.source for p in inputs if p.source is not None]

@@ -1,31 +1,62 @@
-"""Which inputs of a graph have memory in common: a view that was made before the call, parameters cut of one buffer."""
+"""Which inputs of a graph have memory in common: a view that was made before the call, parameters cut of one buffer.
+
+Lowering moves what reads an input past what writes into another one, where the two lay apart when the step was
+captured. So a step that writes into an input holds for calls in which the same inputs overlap.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from ..torch_facts.torch_private import storage_of
+from ..guards.recorder import GuardRecorder
+from ..hook import memory_overlaps
+from ..torch_facts.spans import firsts_of, has_memory, span
+from ..values.values import TensorProxy
 
 
-def overlapping(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """The places of those tensors that may have memory in common with another, each with a number of that memory."""
-    spans: dict[int, list[tuple[Any, Any, int]]] = {}
-    for place, tensor in enumerate(tensors):
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
-            begin = tensor.storage_offset() * tensor.itemsize
-            reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-            span = (begin, begin + (reach + 1) * tensor.itemsize, place)
-            spans.setdefault(storage_of(tensor), []).append(span)
-    found: dict[int, int] = {}
-    for beside in spans.values():
-        end, first = 0, -1
-        for begin, until, place in sorted(beside):
-            if begin < end:
-                found[first] = found[place] = first
-            else:
-                first = place
-            end = max(end, until)
-    return found
+class Overlaps:
+    """A guard: of these tensors, and those that it holds, the same have memory in common as at the time of capture.
+
+    firsts: for each one, the first of those that it overlaps with, directly or by others.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor] = ()):
+        self.held, several = tuple(held), (*tensors, *held)
+        self.itemsizes = bytes(tensor.itemsize for tensor in several)
+        self.order = bytearray(struct.pack(f"{len(several)}i", *range(len(several))))
+        self.firsts = self.now(several)
+
+    @property
+    def lowest(self) -> list[int]:
+        """``firsts`` as numbers."""
+        return list(struct.unpack(f"{len(self.itemsizes)}i", self.firsts))
+
+    def now(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+        read = memory_overlaps(tensors, self.itemsizes, self.order)
+        return read if read is not None else struct.pack(f"{len(tensors)}i", *firsts_of(list(map(span, tensors))))
+
+    def __call__(self, *tensors: torch.Tensor) -> bool:
+        return self.now((*tensors, *self.held)) == self.firsts
+
+
+def memory_of(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """By the place of a tensor whose memory is known: the first of those that have memory in common with it."""
+    places = [place for place, tensor in enumerate(tensors) if has_memory(tensor)]
+    firsts = firsts_of([span(tensors[place]) for place in places])
+    return {place: places[first] for place, first in zip(places, firsts, strict=True)}
+
+
+def guard_overlaps(guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
+    """For a step that writes into one of its inputs."""
+    known = [(source, p.real) for p in inputs if (source := p.source) is not None and has_memory(p.real)]
+    reached = [(source, real) for source, real in known if not source.static]
+    held = [(source, real) for source, real in known if source.static]
+    if len(known) > 1:
+        shown = [source.name for source, _ in (*reached, *held)]
+        names = ", ".join(shown[:6]) + (", …" if len(shown) > 6 else "")
+        holds = Overlaps([real for _, real in reached], [real for _, real in held])
+        text = "lie apart in memory" if len(set(holds.lowest)) == len(known) else "have the same memory in common"
+        guards.holds(names, text, holds, *(source for source, _ in reached))

@@ -41,7 +41,7 @@ from ..options import Options
 from ..report.failure import lowering_failed
 from ..report.records import GraphBreak
 from ..tensors.deferred_state import DeferredState
-from ..tensors.overlaps import overlapping
+from ..tensors.overlaps import memory_of
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import READINGS, Number
 from ..values.values import Break, CannotRebuild, TensorProxy
@@ -383,7 +383,7 @@ def make_graph(
     real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if is_kind(proxy.real, torch.Tensor)]
     for node, tensor in real:
         node.meta["tensor"] = torch_private.weak_tensor(tensor)
-    for place, memory in overlapping([tensor for _, tensor in real]).items():
+    for place, memory in memory_of([tensor for _, tensor in real]).items():
         real[place][0].meta["memory"] = memory
     code = shown_code(attempt.request.function)
     examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")

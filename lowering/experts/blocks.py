@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, only_computes
+from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
@@ -29,13 +29,9 @@ from moebius.lowering.experts.unrolled_loops import (
     Unrolled,
     loop_of,
 )
-from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import (
-    CONTROL,
     ELEMENTWISE,
     PRODUCTS,
-    is_size,
-    loop_body,
     read_call,
     target_name,
 )
@@ -59,7 +55,6 @@ LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "
 MOST = 4096  # blocks looked at together
 EXITS = "none if the step is left at"  # in the meta of rows
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
-UNROLLED = 512  # iterations of a loop that are written out for it
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -181,7 +176,8 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
 def is_routed(down: fx.Node, rows: list[fx.Node]) -> bool:
     """Whether data say which rows an expert has, or its results are joined with others'."""
     joined = any(user.target in (torch.cat, torch.concat, torch.stack) for user in down.users)
-    return joined or any(looked_up_rows(one, down) for one in rows)
+    found = [call for one in rows if (call := read_call(one)) is not None and call.name == "getitem"]
+    return joined or any(map(part_of_loop, found)) or any(looked_up_rows(one, down) for one in rows)
 
 
 def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
@@ -260,7 +256,7 @@ class Blocks(Builder):
         first, last = self.downs[0], self.downs[-1]
 
         def onwards(node: fx.Node) -> list[fx.Node]:
-            if not (only_computes(node) or is_size(node)):
+            if not computes(node):
                 raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
             return [one for one in node.all_input_nodes if first < one]
 
@@ -294,7 +290,7 @@ class Blocks(Builder):
                 later = ((one, node) for one, node in read if writer < one and not are_apart(writer, one))
                 if any(storage.share(target, node) for _, node in later for target in targets):
                     raise Differ(f"{target_name(writer)} changes what a later expert reads", writer)
-                if not all(map(storage.is_fresh, targets)):
+                if not all(map(storage.is_known, targets)):
                     raise Differ("a tensor from outside is written, and may be read by another name", writer)
         for writer, targets in storage.writers.items():
             if writer not in computed and any(storage.share(target, down) for target in targets for down in self.downs):
@@ -451,78 +447,3 @@ def build_blocks(
             total = add_call(gm.graph, first, "to", total, own)
     apart = put_before(first, blocks_apart, (total, *builder.rows), first, tuple(map(value_of, downs)))
     return iterations, [put_before(first, operator.getitem, (apart, i), d, value_of(d)) for i, d in enumerate(downs)]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Loops that are written out
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
-    """The iterations of a loop over range(n), one after another before it: (carried values after them, the new nodes).
-
-    A branch in the body that the iteration's number decides is taken or left out; None where values decide one."""
-    call = certain(read_call(loop))
-    count = call["source"]
-    if not isinstance(count, int) or not 2 <= count <= UNROLLED:
-        return None
-    carried, written = list(call["carried"]), Written(loop)
-    try:
-        for iteration in range(count):
-            carried = written.iteration(loop_body(loop), iteration, carried, call["captures"])
-    except Open:
-        for node in reversed(written.nodes):
-            loop.graph.erase_node(node)
-        return None
-    return carried, set(written.nodes)
-
-
-class Open(Exception):
-    """Values decide what an iteration does, or it does something besides."""
-
-
-class Written:
-    """Iterations of a loop as nodes before it."""
-
-    def __init__(self, loop: fx.Node):
-        self.loop = loop
-        self.nodes: list[fx.Node] = []
-
-    def iteration(self, body: fx.GraphModule, row: Any, carried: list[Any], captures: Any) -> list[Any]:
-        """The carried values after an iteration. Raises Open."""
-        placeholders = body.graph.find_nodes(op="placeholder")
-        table: dict[fx.Node, Any] = dict(zip(placeholders, [row, *carried, *captures], strict=True))
-        for node in body.graph.nodes:
-            if node.op in ("placeholder", "output"):
-                continue
-            call = read_call(node)
-            if call is not None and call.name == "expert_loop" and call["source"] == 1:
-                given, outer = (fx.map_arg(call[part], table.__getitem__) for part in ("carried", "captures"))
-                table[node] = tuple(self.iteration(loop_body(node), 0, list(given), outer))
-            elif call is not None and call.name == "skip_iteration":
-                condition = fx.map_arg(node.args[0], table.__getitem__)
-                if not isinstance(condition, bool | int):
-                    raise Open
-                if condition:
-                    return carried
-            elif call is not None and call.name in CONTROL - {"dropout"}:
-                raise Open
-            elif node.op != "get_attr":
-                table[node] = self.value(node, table)
-            elif not any(user.target is expert_loop for user in node.users):
-                raise Open
-        results: Any = body.graph.output_node().args[0]
-        return [table[value] if isinstance(value, fx.Node) else value for value in results]
-
-    def value(self, node: fx.Node, table: dict[fx.Node, Any]) -> Any:
-        """The node before the loop; or its value, where it is Python's arithmetic on the iteration's number."""
-        args, kwargs = fx.map_arg(node.args, table.__getitem__), fx.map_arg(node.kwargs, table.__getitem__)
-        if is_size(node) and not kwargs and all(isinstance(v, bool | int | float) for v in args):
-            return node.target(*args)  # type: ignore[operator]
-        if node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], int):
-            return args[0][args[1]]  # what a branch that was taken carries on
-        with self.loop.graph.inserting_before(self.loop):
-            made = self.loop.graph.create_node(node.op, node.target, args, kwargs)
-        made.meta.update(node.meta)
-        self.nodes.append(made)
-        return made

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, only_computes, storage_of_body, writes_into
+from moebius.lowering.aliasing import Storage, computes, storage_of_body, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
@@ -36,7 +36,6 @@ from moebius.lowering.experts.unrolled_loops import (
     Differ,
     NoExperts,
     drawn_for_nothing,
-    is_branch,
 )
 from moebius.lowering.experts.views import TURNED, sized_one
 from moebius.lowering.graph import expert_loop
@@ -65,6 +64,7 @@ from moebius.lowering.values import (
     same_shape,
     shape_of,
     stands_at,
+    tensor_of,
     value_of,
     where_of,
 )
@@ -221,7 +221,7 @@ def cut(rows: fx.Node, asked: fx.Node, first: fx.Node) -> fx.Node:
 class Opened:
     """One branch that was opened. down: its expert's last product, in the graph. asked: the condition on which it does
     not run. results: what the branch gave, where that is the expert's rows alone. made: all new nodes. rest: what
-    stands for a branch that does more: two of them would write twice."""
+    stands for a branch that does more: two of them would write twice. modules: the new bodies."""
 
     branch: fx.Node
     down: fx.Node
@@ -229,16 +229,16 @@ class Opened:
     results: list[fx.Node]
     made: list[fx.Node]
     rest: fx.Node | None = None
-    module: str | None = None
+    modules: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.arguments, self.branch_inputs = self.branch.args, self.branch.all_input_nodes
 
 
-def open_branches(work: Work) -> tuple[list[Opened], dict[fx.Node, Differ]]:
+def open_branches(work: Work, branches: list[fx.Node]) -> tuple[list[Opened], dict[fx.Node, Differ]]:
     """Opens every branch that has one expert in it. Returns also why others were not opened."""
     found, refused = list[Opened](), dict[fx.Node, Differ]()
-    for node in [node for node in work.gm.graph.nodes if is_branch(node)]:
+    for node in branches:
         before = set(work.gm.graph.nodes)
         try:
             found.append(Opening(work, node).opened())
@@ -274,8 +274,8 @@ def settle_branches(work: Work, opened: list[Opened]) -> None:
             one.rest.replace_all_uses_with(again)
         for node in reversed(one.made):
             work.gm.graph.erase_node(node)
-        if one.module is not None:
-            delattr(work.gm, one.module)
+        for name in one.modules:
+            delattr(work.gm, name)
 
 
 def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[fx.Node]) -> None:
@@ -297,20 +297,20 @@ class Opening:
         self.work, self.branch, self.body = work, branch, loop_body(branch).graph
         self.table: dict[fx.Node, Any] = given_to(branch)
         self.made: list[fx.Node] = []
+        self.modules: list[str] = []
         self.asked: Any = None  # the condition, once it is known outside
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
         downs = [node for node in calls if expert_rows(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
         self.writes = [node for node in calls if writes_into(node)]
-        if len(downs) != 1 or len(self.skips) != 1 or not (call["carried"] or self.writes):
+        if len(downs) != 1 or not self.skips or not (call["carried"] or self.writes):
             raise NoExperts("the branch has no expert, or several", branch)
         self.down = downs[0]
 
     def opened(self) -> Opened:
         for node in self.body.nodes:
-            call = read_call(node)
-            plain = node.op in ("placeholder", "output") or node in self.skips or (call is not None and call.op.inplace)
-            if not plain and not only_computes(node) and not is_size(node) and not draws(node):
+            plain = node.op in ("placeholder", "output", "get_attr") or node in self.skips or node in self.writes
+            if not plain and not computes(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
         needed = computed_of([self.down], lambda node: node.all_input_nodes)
         writer = storage_of_body(self.body).writer_into(needed, self.down) if self.writes else None
@@ -319,11 +319,18 @@ class Opening:
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
-        self.asked = asked = self.outer(self.skips[0].args[0])
-        if not isinstance(asked, fx.Node):
-            raise Differ("the branch is decided", self.branch)
-        for rows in expert_rows(self.down) or ():
-            self.table[rows] = self.add(self.graph.call_function(rows_if, (self.outer(rows), asked)), rows)
+        made, table, wanted = len(self.made), dict(self.table), expert_rows(self.down) or []
+        try:
+            self.ask()
+            for rows in wanted:
+                self.table[rows] = self.add(self.graph.call_function(rows_if, (self.outer(rows), self.asked)), rows)
+        except Differ as difference:
+            for node in reversed(self.made[made:]):
+                self.graph.erase_node(node)
+            self.made, self.table = self.made[:made], table
+            if not self.find(wanted):
+                raise difference
+        asked = self.asked
         for node in [node for node in self.body.nodes if node in inside(self.down)]:
             if node not in self.table:
                 self.copy(node)
@@ -336,9 +343,9 @@ class Opening:
             for result in results:
                 result.replace_all_uses_with(down)
             self.branch.meta[OPENED] = True
-            return Opened(self.branch, down, asked, results, self.made)
-        rest, module = self.rest(down)
-        made = Opened(self.branch, down, asked, [], self.made, rest, module)
+            return Opened(self.branch, down, asked, results, self.made, None, self.modules)
+        rest = self.rest(down)
+        made = Opened(self.branch, down, asked, [], self.made, rest, self.modules)
         self.branch.replace_all_uses_with(rest)
         self.graph.erase_node(self.branch)
         return made
@@ -360,7 +367,7 @@ class Opening:
             return node
         if node not in self.table:
             call = read_call(node)
-            if may_fail(node) and (self.asked is not None or not (only_computes(node) or is_size(node))):
+            if may_fail(node) and (self.asked is not None or not computes(node)):
                 raise Differ(f"{target_name(node)} is more than a lookup of rows, and may fail before the branch", node)
             for argument in node.all_input_nodes:
                 self.outer(argument)
@@ -371,16 +378,21 @@ class Opening:
 
     def cut(self, key: fx.Node, lookup: fx.Node) -> Any:
         """What ``x[key]`` is looked up by before the branch, which alone vouches for a list of rows: none of them where
-        it is not taken. (A mask of the first axes picks rows that are there.)"""
-        if is_mask_of(key, lookup.args[0]):
+        it is not taken. (A mask of the first axes picks rows that are there; what is looked up before the branch asks
+        is looked up anyway.)"""
+        if self.asked is None or is_mask_of(key, lookup.args[0]):
             return self.placed(key)
-        if not is_list(key) or self.asked is None:
+        if not is_list(key):
             raise Differ(f"{target_name(lookup)} makes rows that only the branch vouches for", lookup)
         return self.add(self.graph.call_function(rows_if, (self.placed(key), self.asked)), key)
 
     def copy(self, node: fx.Node, place: Callable[[fx.Node], Any] | None = None) -> None:
         args, kwargs = (fx.map_arg(given, place or self.placed) for given in (node.args, node.kwargs))
-        made = self.graph.create_node(node.op, node.target, args, kwargs)  # type: ignore[arg-type]
+        target = node.target
+        if node.op == "get_attr":  # the body of a loop
+            target = added_body(self.work.gm, "inner", loop_body(self.branch).get_submodule(str(node.target)))  # type: ignore[arg-type]
+            self.modules.append(target)
+        made = self.graph.create_node(node.op, target, args, kwargs)  # type: ignore[arg-type]
         self.table[node] = self.add(made, node)
         made.meta.update(node.meta)
 
@@ -389,8 +401,55 @@ class Opening:
             raise Differ(f"the expert uses {node.name}, which the branch computes", self.down)
         return self.table[node]
 
-    def rest(self, down: fx.Node) -> tuple[fx.Node, str]:
-        """The branch without its expert, whose result it is given: (the node, the name of its body)."""
+    def ask(self) -> None:
+        """What the branch asks, before it."""
+        conditions = list[fx.Node]()
+        for skip in self.skips:
+            self.asked = self.outer(skip.args[0])
+            if not isinstance(self.asked, fx.Node):
+                raise Differ("the branch is decided", self.branch)
+            conditions.append(self.asked)
+        if len(conditions) > 1:
+            pairs = tuple(part for condition in conditions for part in (condition, False))
+            self.asked = self.add(self.graph.call_function(is_left, pairs), self.skips[-1])
+            self.asked.meta["val"] = None
+
+    def find(self, wanted: list[fx.Node]) -> bool:
+        """The same and the expert's rows, by a branch of their own, as finding them may fail where it is not taken.
+        False where it would do anything else."""
+        inputs, likes = self.body.find_nodes(op="placeholder"), list(map(tensor_of, wanted))
+        needed = computed_of([*wanted, *self.skips], lambda node: node.all_input_nodes)
+        known = [like for like in likes if like is not None and all(type(size) is int for size in like.shape[1:])]
+        plain = all(node in self.skips or (computes(node) and not draws(node)) for node in needed - set(inputs))
+        if not plain or len(known) != len(wanted):
+            return False
+        body, table = fx.Graph(), dict[fx.Node, fx.Node]()
+        for place in range(len(wanted) + 2):
+            body.placeholder(f"begin_{place}").meta["val"] = None
+        for node in [*(node for node in inputs if node in needed), *sorted(needed - set(inputs))]:
+            table[node] = copy_node(body, node, table.__getitem__)
+        body.output((*(table[rows] for rows in wanted), False))
+        none = list[fx.Node]()
+        for like, rows in zip(known, wanted, strict=True):
+            options = {"dtype": like.dtype, "device": like.device}
+            none.append(self.add(self.graph.call_function(torch.zeros, ((0, *like.shape[1:]),), options), rows))
+        given = given_to(self.branch)
+        found = self.loop("rows", body, (*none, True), tuple(given[node] for node in inputs if node in needed))
+        for place, rows in enumerate(wanted):
+            self.table[rows] = self.add(self.graph.call_function(operator.getitem, (found, place)), rows)
+        self.asked = self.add(self.graph.call_function(operator.getitem, (found, len(wanted))), self.skips[-1])
+        self.asked.meta["val"] = None
+        return True
+
+    def loop(self, word: str, body: fx.Graph, carried: tuple[Any, ...], captures: tuple[Any, ...]) -> fx.Node:
+        """A branch with a new body, where the branch stands."""
+        self.modules.append(added_body(self.work.gm, word, fx.GraphModule(loop_body(self.branch), body)))
+        get_body = self.add(self.graph.get_attr(self.modules[-1]), self.branch)
+        get_body.meta["val"] = None
+        return self.add(self.graph.call_function(expert_loop, (get_body, 1, carried, captures)), self.branch)
+
+    def rest(self, down: fx.Node) -> fx.Node:
+        """The branch without its expert, whose result it is given."""
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
         ends = [self.body.output_node(), *self.skips, *self.writes]
         needed = computed_of(ends, lambda node: () if node is self.down else node.all_input_nodes)
@@ -404,13 +463,8 @@ class Opening:
         for node in self.body.nodes:
             if node in needed and node not in table:
                 table[node] = copy_node(body, node, table.__getitem__)
-        name = added_body(self.work.gm, "rest", fx.GraphModule(torch.nn.Module(), body))
-        get_body = self.add(self.graph.get_attr(name), self.branch)
-        get_body.meta["val"] = None
-        _, source, carried, captures = self.branch.args
-        assert isinstance(captures, tuple)
-        loop = self.graph.call_function(expert_loop, (get_body, source, carried, (*captures, down)))
-        return self.add(loop, self.branch), name
+        call = certain(read_call(self.branch))
+        return self.loop("rest", body, tuple(call["carried"]), (*call["captures"], down))
 
 
 def is_skip(node: fx.Node) -> bool:

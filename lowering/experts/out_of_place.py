@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,10 @@ from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.experts.blocks import expert_rows, source_of
+from moebius.lowering.experts.bodies import rewrite_body
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import PRODUCTS, loop_body, read_call
-from moebius.lowering.values import add_call, copy_node, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -24,19 +24,9 @@ FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul
 def write_out_of_place(work: Work) -> None:
     """Replaces each such write into what an expert gives, in loops and behind branches too."""
     functional(work.gm.graph)
-    for node in list(work.gm.graph.find_nodes(op="call_function", target=expert_loop)):
-        body = fx.Graph()
-        places: dict[fx.Node, fx.Node] = {}
-        for inner in loop_body(node).graph.nodes if any(map(may_be_one, loop_body(node).graph.nodes)) else ():
-            places[inner] = copy_node(body, inner, places.__getitem__)
-        if functional(body):  # (the body itself is the captured graph's too)
-            name = next(n for n in map("functional_{}".format, itertools.count()) if n not in work.gm._modules)
-            work.gm.add_module(name, fx.GraphModule(loop_body(node), body))
-            with work.gm.graph.inserting_before(node):
-                get_body = stands_at(work.gm.graph.get_attr(name), node)
-            get_body.meta["val"] = None
-            work.loose += [one for one in node.all_input_nodes if one.op == "get_attr"]
-            node.args = (get_body, *node.args[1:])
+    for node in work.gm.graph.find_nodes(op="call_function", target=expert_loop):
+        if any(map(may_be_one, loop_body(node).graph.nodes)):
+            rewrite_body(work, node, "functional", lambda inner: functional(inner.gm.graph))
 
 
 def may_be_one(node: fx.Node) -> bool:

@@ -26,7 +26,7 @@ from moebius.lowering.experts import (
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_iterations import Batched
-from moebius.lowering.experts.blocks import RowsOf, build_blocks, expert_rows, runs, write_out
+from moebius.lowering.experts.blocks import RowsOf, build_blocks, expert_rows, runs
 from moebius.lowering.experts.buffers import straighten
 from moebius.lowering.experts.choices import choices
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
@@ -41,6 +41,7 @@ from moebius.lowering.experts.hoisted_conditionals import (
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
+from moebius.lowering.experts.matrix_products import write_products
 from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, find_overlooked, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
@@ -56,10 +57,12 @@ from moebius.lowering.experts.unrolled_loops import (
     added_rows,
     build_loop,
     groups,
+    is_branch,
     place_of,
     remove,
 )
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
+from moebius.lowering.experts.written_out import write_out
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.values import computed_of, erase_new, reaches, refuse, shape_of, tensor_of, users_line, where_of
@@ -89,6 +92,7 @@ def replace_loops(work: Work) -> None:
         if takes_blocks(work):
             write_out_of_place(work)
         sides.plainly(work)
+        write_products(work)
         postpone_zeros(work)
         straighten(work, takes_blocks(work))
     replace_all(work)
@@ -119,7 +123,7 @@ def replace_all(work: Work) -> None:
             work.regions += [found] if found is not None else []
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
-        opened, refused = open_branches(work)
+        opened, refused = open_branches(work, list(filter(is_branch, work.gm.graph.nodes)))
         stands_for = {one.branch: one.rest for one in opened if one.rest is not None}
         for iterations in failed:
             iterations.anchors = [stands_for.get(anchor, anchor) for anchor in iterations.anchors]
@@ -345,30 +349,38 @@ def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:
     """A loop over range(n) whose sum is not understood: its iterations written out, if that makes an operator of it."""
     graph = work.gm.graph
-    before, regions, loose = set(graph.nodes), list(work.regions), list(work.loose)
-    written = write_out(loop)
+    before, modules = set(graph.nodes), set(work.gm._modules)
+    regions, loose = list(work.regions), list(work.loose)
+    written = write_out(work.gm, loop)
     if written is None:
+        forget(work.gm, before, modules)
         return
-    carried, new = written
+    carried = graph.call_function(tuple, (tuple(written.carried),))  # (what is opened gives others in their place)
+    loop.prepend(carried)
+    opened, _ = open_branches(work, written.branches)
     found = None
     for downs in runs(graph):
-        if set(downs) <= new:
-            found = replace_piece(work, downs)
+        if not before & set(downs):
+            asked = {one.down: one.asked for one in opened}
+            found = replace_piece(work, downs, asked)
             if found is None or not found.lowered:
                 found = replace_strides(work, downs)
             break
     if found is None or not found.lowered:
-        erase_new(graph, before)
+        forget(work.gm, before, modules)
         work.regions, work.loose = regions, loose
         return
+    settle_branches(work, opened)
     for name, value in vars(found).items():
         if name not in ("file", "line", "idiom"):
             setattr(region, name, value)
     region.refusal = region.blocker = None
     region.idiom += ", written out, each expert on rows of its own"
+    results: Any = carried.args[0]
     for user in list(loop.users):
-        user.replace_all_uses_with(carried[user.args[1]])  # type: ignore[index]
+        user.replace_all_uses_with(results[user.args[1]])
         graph.erase_node(user)
+    graph.erase_node(carried)
     work.loose += loop.all_input_nodes
     graph.erase_node(loop)
 

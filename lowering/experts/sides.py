@@ -19,21 +19,27 @@ from torch import fx
 from moebius.lowering.aliasing import only_computes
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.bodies import rewrite_body
 from moebius.lowering.experts.unrolled_loops import is_branch
-from moebius.lowering.graph import skip_iteration
+from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import call_operands, given_to, is_size, loop_body, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import certain, infer, put_before, shape_of, stands_at, value_of
 
 
-def plainly(work: Work) -> None:
-    """Every such branch of the graph."""
+def plainly(work: Work) -> bool:
+    """Every such branch of the graph, those in the bodies of loops and branches first. Returns whether any changed."""
+    before = list(work.gm.graph.nodes)
+    for node in work.gm.graph.find_nodes(op="call_function", target=expert_loop):
+        if loop_body(node).graph.find_nodes(op="call_function", target=expert_loop):
+            rewrite_body(work, node, "plain", plainly)
     for node in list(filter(is_branch, work.gm.graph.nodes)):
         left = as_one(work, Side(node)) if node.users else None  # (one that is gone has none)
         if left is not None:
             cut_off(work, left)
     if work.loose:
         drop_dead_code(work)
+    return before != list(work.gm.graph.nodes)
 
 
 class Side:
