@@ -245,7 +245,7 @@ class Captured:
     def settled(self, run: Callable[..., Any], begins: bool = False) -> Callable[..., Any]:
         """With what the options switch on for the time of a call. begins: this is where the call begins."""
         if self.options.mesh is not None:
-            run = in_a_call(run, self.mesh_calls, self.options, begins, self.recompiles)
+            run = in_a_call(run, self.mesh_calls, self.options, begins, self.recompiles, self.segments)
         return deterministic(run) if self.options.deterministic else run
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:

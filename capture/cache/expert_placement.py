@@ -42,10 +42,9 @@ class Placement:
         loops = [region for region in segment.lowered.regions if not region.lowered]
         if loops and resolve_plan(options.plan, options.mesh).ranks > 1:
             for loop in loops:
-                where = f"{os.path.basename(loop.file)}:{loop.line}"
                 warn(
-                    f"moebius: each rank runs all experts of the loop at {where}, and no token travels, as it stays a "
-                    f"loop: {loop.refusal}"
+                    f"moebius: each rank runs all experts of the loop at {place_of(loop)}, and no token travels, as it "
+                    f"stays a loop: {loop.refusal}"
                 )
         parameters = parameters_to_place(segment.lowered.gm)
         return cls(parameters, segment.lowered.gm.meta["plan"]) if parameters else None
@@ -100,16 +99,17 @@ class MeshCalls:
 
 
 def in_a_call(
-    run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any]
+    run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any],
+    segments: list[Segment],
 ) -> Callable[..., Any]:
     """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
 
     def again() -> str:
-        if not recompiles:
-            return ""
-        last = recompiles[-1]
-        where = f"{os.path.basename(last.file)}:{last.line}"
-        return f", captured again as {last.change} ({where})"
+        """Captured again, for which reason; a graph break, below which this rank goes on natively."""
+        words = [f", captured again as {last.change} ({place_of(last)})" for last in recompiles[-1:]]
+        breaks = [found.graph_break for found in segments if found.graph_break is not None]
+        words += [f", with a graph break at {place_of(last)} ({last.reason})" for last in breaks[-1:]]
+        return "".join(words)
 
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -117,6 +117,10 @@ def in_a_call(
             return run(*args, **kwargs)
 
     return call
+
+
+def place_of(reason: Any) -> str:
+    return f"{os.path.basename(reason.file)}:{reason.line}"
 
 
 @contextlib.contextmanager

@@ -141,6 +141,8 @@ NAMES = {
     "torch.distributed._functional_collectives": "the fakes of functional collectives",
     "torch._C._distributed_c10d._register_process_group": "a group that a functional collective finds by its name",
     "torch._C._distributed_c10d._unregister_process_group": "the same",
+    "torch.distributed.checkpoint._state_dict_stager.StateDictStager._offload_tensor": "what async_save copies: of "
+    "experts on ranks this rank's rows",
     "torch.distributed._local_tensor.LocalTensor": "a tensor of all ranks",
     "torch.distributed._local_tensor.LocalTensor._local_tensors": "what each rank has of one",
     "torch.distributed._local_tensor.LocalTensorMode": "operators on such",

@@ -14,7 +14,7 @@ from moebius.lowering.distribution.errors import PlacementError
 from moebius.lowering.distribution.plan import Plan
 from moebius.lowering.distribution.reduce import release, watch_again
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, own_rows, shard_rows, sharded
-from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
+from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, stage_within, swap
 
 STAYING: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: what could not move, on all ranks
 
@@ -48,6 +48,7 @@ def place_parameters(
     except PlacementError:
         STAYING.update((id(parameter), weakref.ref(parameter)) for parameter in moving)
         raise
+    stage_within(Sharded, shards_of)
     placements: list[Placement] = [Replicate()] * mesh.ndim
     placements[plan.axis_index(mesh)] = Shard(0)
     with torch.no_grad():
@@ -106,6 +107,10 @@ def to_graph_input(tensor: Any, conversion: str) -> Any:
             raise PlacementError("a graph that takes this rank's experts was given a whole parameter; place it first")
         return local_rows(tensor)
     return tensor.full_tensor() if conversion == "shard→full" and isinstance(tensor, Sharded) else tensor
+
+
+def shards_of(parameter: Sharded) -> DTensor:
+    return parameter.shards
 
 
 def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.nn.Parameter:

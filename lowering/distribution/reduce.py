@@ -25,7 +25,7 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.program import same_program
-from moebius.lowering.distribution.rendezvous import Call
+from moebius.lowering.distribution.rendezvous import Call, group_of
 from moebius.lowering.distribution.sharded import Sharded, unscale_together, zeros_sharded
 from moebius.lowering.distribution.torch_private import (
     accumulates,
@@ -47,10 +47,18 @@ BUCKET = 1 << 25  # bytes of gradients that travel together
 
 @dataclass
 class Known:
-    """A parameter whose gradient is averaged. hook: the handle of what tells that backward reached it."""
+    """A parameter whose gradient is averaged. name: for messages of this rank. hook: the handle of what tells that
+    backward reached it."""
 
     parameter: weakref.ref[torch.Tensor]
+    name: str = ""
     hook: Any = None
+
+    def told(self) -> str:
+        """In words, for messages of this rank."""
+        parameter = self.parameter()
+        what = f"the parameter {self.name}" if self.name else "a parameter"
+        return what if parameter is None else f"{what} of shape {tuple(parameter.shape)}"
 
 
 @dataclass
@@ -78,27 +86,37 @@ class Reducer:
             return None
         return place[1]
 
-    def watch(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> bool:
+    def watch(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], names: dict[int, str]) -> bool:
         """From now on these parameters' gradients are averaged. New ones, and buffers, get the first rank's values.
-        Whether there are new ones."""
+        names: by id of the parameter. Whether there are new ones."""
         new = [parameter for parameter in parameters if self.place_of(parameter) is None]
         more = zlib.crc32(repr([(tuple(t.shape), str(t.dtype)) for t in (*new, *buffers)]).encode())
         if new and not agree(self.mesh, "the first use of parameters", more):
             raise DistributionError(
-                f"rank {self.mesh.get_rank()} has met {len(new)} new parameters, and other ranks other ones; build the "
-                f"same model on every rank"
+                f"rank {self.mesh.get_rank()} has met {len(new)} new parameters ({self.first_few(new, names)}), and "
+                f"other ranks other ones; build the same model on every rank"
             )
         for tensor in (*new, *(buffers if new else ())):
             if not isinstance(tensor, Sharded):
                 copy_from_first_rank(tensor, self.mesh)
         for parameter in new:
             PLACES[id(parameter)] = (self, len(self.known))
-            self.known.append(Known(weakref.ref(parameter)))
+            one = Known(weakref.ref(parameter), names.get(id(parameter), ""))
+            for axis in range(self.mesh.ndim):
+                group_of(self.mesh.get_group(axis)).names[len(self.known)] = one.name
+            self.known.append(one)
         self.signature = (self.signature * 31 + more) % (1 << 62) if new else self.signature
         for parameter in parameters:
             place = certain(self.place_of(parameter))
             self.hook(place, parameter)
+            if isinstance(parameter, Sharded):
+                parameter.whole_copy.called = f"parameter {place}"
         return bool(new)
+
+    @staticmethod
+    def first_few(parameters: Sequence[torch.Tensor], names: dict[int, str]) -> str:
+        each = [f"{names.get(id(parameter), '')} {tuple(parameter.shape)}".strip() for parameter in parameters]
+        return ", ".join(each[:3] + ["..."] * (len(each) > 3))
 
     def hook(self, place: int, parameter: torch.Tensor) -> None:
         """Let backward tell that it reaches the parameter."""
@@ -168,6 +186,8 @@ class Reducer:
                     parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
                 grad = parameter.grad
                 found = shards if isinstance(grad, Sharded) else whole
+                if isinstance(grad, Sharded):
+                    grad.whole_copy.called = f"the gradient of parameter {place}"
                 found.setdefault(grad.dtype, []).append(grad.local if isinstance(grad, Sharded) else grad)
             for grads in whole.values():
                 self.average(grads, range(self.mesh.ndim))
@@ -180,13 +200,13 @@ class Reducer:
             parameter = self.known[place].parameter()
             if parameter is not None and writes(parameter) != written.get(place, writes(parameter)):
                 return (
-                    f"a parameter of shape {tuple(parameter.shape)} was written while backward() ran (by an optimizer "
+                    f"{self.known[place].told()} was written while backward() ran (by an optimizer "
                     f"that steps within it?), before its gradient was averaged; step after backward()"
                 )
             grad = None if parameter is None else parameter.grad
             if parameter is None or grad is None:
                 continue
-            what = f"the gradient of a parameter of shape {tuple(parameter.shape)}"
+            what = f"the gradient of {self.known[place].told()}"
             if grad.layout is not torch.strided:
                 return f"{what} is sparse, and is not averaged over the ranks of a mesh; use sparse=False"
             if grad.requires_grad:
@@ -295,9 +315,13 @@ def average_gradients(
     reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
     reducer.mesh = mesh
     mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
+    names: dict[int, str] = {}
+    for module in modules:  # the outermost has the longest name
+        for name, parameter in module.named_parameters():
+            names[id(parameter)] = max(names.get(id(parameter), ""), name, key=len)
     if any(reducer.place_of(parameter) is None for parameter in mine):
         same_program(mesh, program())
-    if reducer.watch(mine, buffers):
+    if reducer.watch(mine, buffers, names):
         share_state(optimizers, mesh)
 
 

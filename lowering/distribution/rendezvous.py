@@ -8,6 +8,8 @@ stopped or gone.
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 import time
 import zlib
 from collections import Counter
@@ -22,7 +24,7 @@ from torch import Tensor
 from moebius.lowering.distribution.alive import condition, this_process
 from moebius.lowering.distribution.channels import PURPOSES, Channel, traffic
 from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
-from moebius.lowering.distribution.standing import WATCHES, Here, watch
+from moebius.lowering.distribution.standing import WATCHES, Here, line_of, own_frame, watch
 from moebius.lowering.distribution.torch_private import (
     LocalTensor,
     by_rank,
@@ -33,6 +35,7 @@ from moebius.lowering.distribution.torch_private import (
 from moebius.lowering.planner.traffic import HEADER_BYTES
 from moebius.lowering.step.optimizer_steps import TAKEN
 
+NUMBER = re.compile(r"\bparameter (\d+)")
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = (
@@ -78,9 +81,15 @@ def compare(group: ProcessGroup, received: Tensor, place: str, backward: int = 0
     apart = received[:, 1] ^ (zlib.crc32(where.encode()) | backward << 32)
     alike = not bool(apart.any())
     if not alike and bool((apart & 0xFFFFFFFF).any()):
-        places = said(group.tell(where + Call.again()))
+        places = said(group.tell(group.with_names(where) + Call.again() + line_of_the_program(where)))
         raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
     return received[:, 0], alike
+
+
+def line_of_the_program(place: str) -> str:
+    """Where the program's own code is, in words to put behind a place that has no line."""
+    frame = None if ".py:" in place else own_frame(sys._getframe())
+    return "" if frame is None else f", at {line_of(frame)}"
 
 
 def headers(group: ProcessGroup, numbers_P: Tensor, place: str, backward: int = 0, owed: int = 0) -> Tensor:
@@ -117,8 +126,9 @@ class ProcessGroup:
     many there were, the same on all of them too. processes: of its ranks, as far as they have told, each asked for
     once. visits: of each place that backward undoes. promised: the visits whose backward comes without a meeting, as
     all ranks have the same graph for it, and has not come yet; idle: those of them of which none comes, as no rank had
-    a row. pending: exchanges that were begun and not waited for. half: rows went out, and their results have not come
-    back. left: where this rank failed then, and others may wait for it."""
+    a row. names: of parameters, by the number that stands in places, for messages. pending: exchanges that were begun
+    and not waited for. half: rows went out, and their results have not come back. left: where this rank failed then,
+    and others may wait for it."""
 
     half, pending, left = False, 0, ""
 
@@ -129,6 +139,7 @@ class ProcessGroup:
         self.visits: Counter[str] = Counter()
         self.promised: dict[tuple[str, int], str] = {}
         self.idle: list[tuple[str, int]] = []
+        self.names: dict[int, str] = {}
         self.begun = 0  # so many collectives
 
     def rank(self) -> int:
@@ -241,6 +252,14 @@ class ProcessGroup:
             raise RanksDisagreeError(f"the ranks have come to different places: {said(told)}. {RULE}")
         self.half, self.pending, self.left = False, 0, ""
         self.announce("")
+
+    def with_names(self, place: str) -> str:
+        """A place, with this rank's names of the parameters in it."""
+        def named(found: re.Match[str]) -> str:
+            name = self.names.get(int(found[1]))
+            return f"{found[0]} ({name})" if name else found[0]
+
+        return NUMBER.sub(named, place)
 
     def tell(self, words: str, kind: str = "") -> list[str]:
         """What each rank says, this one's words among them."""

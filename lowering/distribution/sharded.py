@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,9 +40,10 @@ from moebius.lowering.step.hooks import RankHook
 
 NO_ADDRESS = (
     "the values of a parameter that lives on the ranks have no address of their own (what asks for it, safetensors or "
-    "a kernel of your own, would read or write memory that is something else's); give it full_tensor(), to be read, or "
-    "call collect_parameters(model.parameters()) first, on all ranks"
+    "a kernel of your own, would read or write memory that is something else's); give it full_tensor(), to be read "
+    "(save_pretrained: as state_dict=...), or call collect_parameters(model.parameters()) first, on all ranks"
 )
+LONG = 120  # letters of what a tensor is called
 UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
@@ -49,7 +51,8 @@ UNSCALE: Any = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 class WholeCopy:
     """The whole of a tensor, gathered to be read, as long as nothing is written: ranks may read it unequally often.
     keeps: whether it may be kept (a parameter is written by its operators, or in a captured call, alone). writes: how
-    often anything was written that shares its memory. base, view: of a view, what it is one of, and how."""
+    often anything was written that shares its memory. base, view: of a view, what it is one of, and how. called: what
+    it is the whole of, in words that are the same on all ranks."""
 
     keeps: bool = False
     writes: list[int] = field(default_factory=lambda: [0])
@@ -57,6 +60,7 @@ class WholeCopy:
     as_of: int = -1
     base: Sharded | None = None
     view: Callable[[torch.Tensor], torch.Tensor] | None = None
+    called: str = ""
 
     def is_there(self) -> bool:
         if (base := self.base) is not None:
@@ -110,12 +114,11 @@ class Readable(Base):
         """The values, gathered. Collective."""
         return self.values().tolist()
 
-    def data_ptr(self) -> int:
+    def data_ptr(self, **how: Any) -> Any:
         """Raises DistributionError: nowhere is there memory that has the tensor."""
         raise DistributionError(NO_ADDRESS)
 
-    def __dlpack__(self, **how: Any) -> Any:
-        raise DistributionError(NO_ADDRESS)
+    storage = __dlpack__ = data_ptr
 
 
 class Sharded(Readable):
@@ -159,7 +162,7 @@ class Sharded(Readable):
     def values(self) -> torch.Tensor:
         """The whole tensor to read, unknown to autograd. Collective, where it is not there."""
         if not self.whole_copy.is_there():
-            agree(self.shards.device_mesh, f"reading a parameter of shape {tuple(self.shape)}")
+            agree(self.shards.device_mesh, f"reading {called([self])}")
         return self.whole_copy.read(self.shards)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -182,13 +185,13 @@ class Sharded(Readable):
             self.copy_(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        whole = gather(self.shards, [f"writing into a parameter of shape {tuple(self.shape)}"])
+        whole = gather(self.shards, [f"writing into {called([self])}"])
         whole[key] = value.detach() if isinstance(value, torch.Tensor) else value
         self.copy_(whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # What is saved is whole, and can be loaded anywhere: a file of one rank's rows would lack the rest.
-        whole: torch.Tensor = gather(self.shards, [f"saving a parameter of shape {tuple(self.shape)}"])
+        whole: torch.Tensor = gather(self.shards, [f"saving {called([self])}"])
         if isinstance(self, torch.nn.Parameter):
             whole = torch.nn.Parameter(whole, self.requires_grad)
         return whole.__reduce_ex__(protocol)
@@ -256,19 +259,20 @@ class Sharded(Readable):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return sharded(value) if _split_by_rows(value) else gather(value, asked)
+            return sharded(value, WholeCopy(called=made)) if _split_by_rows(value) else gather(value, asked)
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
             guarded = torch.is_grad_enabled() and any(a.requires_grad for a in flat if isinstance(a, Sharded))
             return Gathered(value) if isinstance(value, torch.Tensor) and is_view(func) and not guarded else value
 
-        asked = [told := f"{func} of a parameter of shape {tuple(owners_shape(flat))}"]  # once for each operator
+        asked = [told := f"{func} of {called(flat)}"]  # once for each operator
+        made = shortened(told) if torch.Tag.pointwise in func.tags else ""
 
         def on_whole_tensors() -> Any:
             held, reads = [value for value in flat if isinstance(value, Sharded)], not is_mutable(func)
             if not (reads and all(value.whole_copy.is_there() for value in held)):
-                agree(mesh, f"reading a parameter of shape {tuple(first.shape)}" if reads else told)
+                agree(mesh, f"reading {called(flat)}" if reads else told)
             whole = {id(v): v.whole_copy.read(v.shards) if reads else v.shards.full_tensor() for v in held}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)
@@ -402,9 +406,18 @@ def _steps_number_by_number(func: Any, args: tuple) -> bool:
     return all(len({isinstance(v, Sharded) for v in held if v.dim()}) <= 1 for held in each)
 
 
-def owners_shape(flat: list[Any]) -> torch.Size:
-    """The shape of the first sharded tensor among arguments."""
-    return next(value.shape for value in flat if isinstance(value, Sharded))
+def called(flat: list[Any]) -> str:
+    """Which the sharded tensors among arguments are, in words that are the same on all ranks, and not for others."""
+    held = [value for value in flat if isinstance(value, Sharded)]
+    owners = [value if value.whole_copy.base is None else value.whole_copy.base for value in held]
+    first, *others = [owner.whole_copy.called or "a parameter" for owner in owners]
+    more = f" and {len(others)} more ({zlib.crc32(repr(others).encode()):08x})" if others else ""
+    return f"{first} of shape {tuple(held[0].shape)}{more}"
+
+
+def shortened(words: str) -> str:
+    """The end of them, and what tells them from others with that end."""
+    return words if len(words) <= LONG else f"{words[-LONG:].lstrip()} ({zlib.crc32(words.encode()):08x})"
 
 
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
@@ -533,7 +546,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Sharded) -> torch.Tensor:
         ctx.like = tensor.shards
-        return gather(ctx.like, [f"the whole of a parameter of shape {tuple(tensor.shape)}"])
+        return gather(ctx.like, [f"the whole of {called([tensor])}"])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Sharded:

@@ -156,8 +156,24 @@ def foreign(frame: types.FrameType | None) -> str:
         frame = frame.f_back
     if frame is None or not (waits or (_called(frame) == "wait" and not _module(frame).startswith("moebius."))):
         return ""
+    return f"in a collective at {line_of(frame)}"
+
+
+def line_of(frame: types.FrameType) -> str:
+    """Of the program: its file, number and text."""
     file, line = frame.f_code.co_filename, frame.f_lineno
-    return f"in a collective at {os.path.basename(file)}:{line}, {linecache.getline(file, line).strip()}"
+    return f"{os.path.basename(file)}:{line}, {linecache.getline(file, line).strip()}"
+
+
+def own_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost one of the program's own code, from this one outwards."""
+    while frame is not None and (_module(frame).partition(".")[0] in ("torch", "moebius") or not is_file(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def is_file(frame: types.FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith("<")
 
 
 def makes_a_group(frame: types.FrameType | None) -> bool:

@@ -24,8 +24,8 @@ __all__ = [
     "begun_collectives", "by_rank", "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules",
     "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes",
     "local_tensor", "never_destroy", "never_time_out", "parameters_of", "references", "register_group", "same_on_all",
-    "simulated_ranks", "surround_backward", "swap", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
-    "uncompiled", "wait_tensor", "wrapper_tensor", "writes", "written",
+    "simulated_ranks", "stage_within", "surround_backward", "swap", "tree_flatten", "tree_leaves", "tree_map",
+    "tree_unflatten", "uncompiled", "wait_tensor", "wrapper_tensor", "writes", "written",
 ]
 
 all_to_all_single: Any = torch.ops._c10d_functional.all_to_all_single.default
@@ -163,6 +163,24 @@ def surround_backward(around: Callable[[], contextlib.AbstractContextManager[Non
             return run(*args, **kwargs)
 
     torch.autograd._engine_run_backward = surrounded
+
+
+@functools.cache
+def stage_within(kind: type[torch.Tensor], inner: Callable[[Any], torch.Tensor]) -> None:
+    """Let ``torch.distributed.checkpoint.async_save`` copy, of a tensor of this kind, what is in it."""
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager  # (costs time, and not all need it)
+
+    stager: Any = StateDictStager
+    offload = stager._offload_tensor
+
+    @functools.wraps(offload)
+    def staged(self: Any, tensor: Any, memo: dict[int, Any], non_blocking: bool = False) -> Any:
+        if not isinstance(tensor, kind):
+            return offload(self, tensor, memo, non_blocking)
+        memo[id(tensor)] = copy = self.deepcopy_with_tensor_offload(inner(tensor), memo, non_blocking=non_blocking)
+        return copy
+
+    stager._offload_tensor = staged
 
 
 def fully_sharded(module: Any) -> tuple[list[torch.Tensor], set[int]]:

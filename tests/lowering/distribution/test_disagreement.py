@@ -154,6 +154,36 @@ def test_reading_an_expert_parameter_on_one_rank_is_an_error_on_all(on_ranks):
             assert "different places: rank 0 is at" in error and "rank 1 is at" in error, name
 
 
+READS_OF_ANOTHER = {
+    **READS, "of a result": lambda p: (p.detach() ** 2).sum(), "several": lambda p: torch._foreach_norm([p, p.grad]),
+    "view": lambda p: p.detach().mT.tolist(), "whole gradient": lambda p: p.grad.full_tensor(),
+}
+
+
+def read_another():
+    """The same where each rank reads the parameter of another layer, which has the same shape."""
+    torch.manual_seed(0)
+    model, x, errors = Model(), torch.randn(T, D), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    run(model, optimizer, x)
+    for read in READS_OF_ANOTHER.values():
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.down.add_(0.0)  # (what was gathered to be read is old then)
+        errors.append(call(functools.partial(read, model.layers[dist.get_rank()].down)) or "")
+    run(model, optimizer, x)
+    return errors
+
+
+def test_reading_another_parameter_on_each_rank_is_an_error_that_names_both(on_ranks):
+    for errors in on_ranks(2, read_another):
+        for name, error in zip(READS_OF_ANOTHER, errors, strict=True):
+            assert " (layers.0.down) of shape" in error, (name, error)
+            assert " (layers.1.down) of shape" in error, (name, error)
+            assert "test_disagreement.py:" in error or "rank_layers.py" in error, (name, error)
+
+
 def begin_apart():
     """What this rank raises in its first call, where the second one's experts are not reached; and as above."""
     torch.manual_seed(0)

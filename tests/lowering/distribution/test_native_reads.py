@@ -264,6 +264,7 @@ NUMBERS = {  # of experts' weights [E, A, B] without gradients, as logs, metrics
 }
 OF_MEMORY = {
     "data_ptr": lambda w: w.data_ptr(), "a row's data_ptr": lambda w: w[1].data_ptr(), "dlpack": torch.from_dlpack,
+    "storage": lambda w: w.storage().data_ptr(),
     "safetensors": lambda w: safetensors.torch.save({"weight": w}),
     "safetensors of a model": lambda w: safetensors.torch.save_model(held_by_a_model(w), "never written"),
 }

@@ -44,11 +44,19 @@ def train(model, optimizer, steps):
         run(model, optimizer, x.chunk(ranks)[rank])
 
 
-def save(folder):
+def save(folder, how):
     model, optimizer = build(0)
     train(model, optimizer, batches()[:STEPS])
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    held = {"model": weights, "optimizer": state}
+    if how == "beside training":
+        group = dist.new_group()  # (a thread has collectives of its own)
+        saving = dcp.async_save(held, checkpoint_id=folder, process_group=group)
+        train(model, optimizer, batches()[:STEPS])
+        saving.result(timeout=30)
+        dist.destroy_process_group(group)
+    else:
+        dcp.save(held, checkpoint_id=folder)
 
 
 def resume(folder, spread):
@@ -82,9 +90,10 @@ def same(ours, theirs):
 
 
 @pytest.mark.share(1)
+@pytest.mark.parametrize("how", ["at once", "beside training"])
 @pytest.mark.parametrize("ranks, then", [(2, 4), (4, 2), (2, 1)])
-def test_goes_on_at_another_number_of_ranks(on_ranks, tmp_path, ranks, then):
-    on_ranks(ranks, save, str(tmp_path))
+def test_goes_on_at_another_number_of_ranks(on_ranks, tmp_path, ranks, then, how):
+    on_ranks(ranks, save, str(tmp_path), how)
     if then > 1:
         on_ranks(then, resume, str(tmp_path), True)
     else:

@@ -13,107 +13,15 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from rank_layers import Experts
+from moe_models import EXPERTS, LOOPS, MORE, ROUTERS, E, Model, V, loss_of, sigmoid_with_bias
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.checkpoint import checkpoint
 
 from moebius import capture
 from moebius.errors import MoebiusError
 from moebius.lowering.distribution import DistributionError, Sharded
 
-V, E, D, N, K = 11, 4, 6, 5, 2
 STEPS, BOUND = 5, 10  # seconds, for a call that fails
-
-
-# Models: tokens [rows, length] to logits [rows, length, V].
-
-
-class Viewed(nn.Module):
-    """All experts in one matrix, of which each expert views its rows."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.way = way
-        self.w1, self.v1, self.w2 = (nn.Parameter(torch.randn(E * N, D) / D**0.5) for _ in range(3))
-
-    def forward(self, x, index, weights):
-        mask, out = nn.functional.one_hot(index, E).permute(2, 1, 0), torch.zeros_like(x)
-        parts = [w.view(E, N, D).chunk(E) for w in (self.w1, self.v1, self.w2)] if self.way == "chunks" else None
-        for e in range(E):
-            slot, token = torch.where(mask[e])
-            if parts is not None:
-                w1, v1, w2 = (part[e].squeeze(0) for part in parts)
-            else:
-                w1, v1, w2 = (w.view(E, N, D)[e] for w in (self.w1, self.v1, self.w2))
-            h = nn.functional.silu(x[token] @ w1.t()) * (x[token] @ v1.t())
-            out.index_add_(0, token, (h @ w2) * weights[token, slot, None])
-        return out
-
-
-class OfModules(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.each = nn.ModuleList(nn.Sequential(nn.Linear(D, N), nn.SiLU(), nn.Linear(N, D)) for _ in range(E))
-
-    def forward(self, x, index, weights):
-        out = torch.zeros_like(x)
-        for number, expert in enumerate(self.each):
-            token, slot = torch.where(index == number)
-            out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
-        return out
-
-
-def experts_of(kind):
-    if kind in ("viewed", "chunks"):
-        return Viewed(kind)
-    return OfModules() if kind == "modules" else Experts(E, D, N)
-
-
-class Block(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.norm, self.router = nn.LayerNorm(D), nn.Linear(D, E + (kind == "uneven"), bias=False)
-        self.experts = Experts(E + 1, D, N) if kind == "uneven" else experts_of(kind)
-        self.shared = nn.Linear(D, D) if kind == "shared expert" else None
-
-    def forward(self, x):
-        h = self.norm(x).reshape(-1, D)
-        weights, index = self.router(h).softmax(-1).topk(K)
-        mixed = self.experts(h, index, weights / weights.sum(-1, keepdim=True)).view(x.shape)
-        return x + mixed if self.shared is None else x + mixed + self.shared(x).tanh()
-
-
-class Model(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.embed, self.head, self.kind = nn.Embedding(V, D), nn.Linear(D, V, bias=False), kind
-        self.layers = nn.ModuleList(Block(kind) for _ in range(2))
-        if kind == "tied":
-            self.head.weight = self.embed.weight
-        elif kind == "experts shared by layers":
-            self.layers[1].experts = self.layers[0].experts
-        elif kind == "frozen":
-            self.embed.requires_grad_(False)
-            self.layers[0].requires_grad_(False)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            if self.training and self.kind in ("checkpoint", "reentrant"):
-                x = checkpoint(layer, x, use_reentrant=self.kind == "reentrant")
-            else:
-                x = layer(x)
-        return self.head(x)
-
-
-MODELS = ("stacked", "viewed", "chunks", "modules", "shared expert", "tied", "experts shared by layers", "frozen",
-          "checkpoint", "reentrant", "uneven")
-
-
-def loss_of(model, tokens):
-    logits = model(tokens)[:, :-1]
-    return nn.functional.cross_entropy(logits.reshape(-1, V), tokens[:, 1:].reshape(-1), reduction="sum") / 16
 
 
 def mean_of_losses(model, parts):
@@ -369,7 +277,7 @@ def scheduled(t, number):
 
 
 def frozen_later(t, number):
-    t.model.layers[1].router.requires_grad_(number != 2)
+    t.model.layers[1].gate.requires_grad_(number != 2)
     t.model.head.requires_grad_(number < 3)
 
 
@@ -381,7 +289,7 @@ def hooked(t, number):
     if number == 1:
         t.model.layers[1].norm.weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
     elif number == 2:
-        for p in t.model.layers[1].experts.parameters():
+        for p in filter(lambda p: p.requires_grad, t.model.layers[1].experts.parameters()):
             p.register_post_accumulate_grad_hook(halve)
 
 
@@ -412,7 +320,7 @@ def counted(t, number):
 def permuted(t, number):
     order = torch.randperm(E, generator=torch.Generator().manual_seed(number))
     with torch.no_grad():
-        for p in t.model.layers[0].experts.parameters():
+        for p in t.model.layers[1].experts.parameters():
             if len(p) == E:
                 p.copy_(p[order])
 
@@ -434,7 +342,7 @@ def taken_over(t, number):
 
 def as_numbers(t, number):
     found = [torch.tensor(p.detach().numpy()) for p in t.model.parameters()]
-    t.told.append(sum(value.abs().sum() for value in found) + sum(t.model.layers[0].norm.weight.tolist()))
+    t.told.append(sum(value.abs().sum() for value in found) + sum(t.model.layers[1].norm.weight.tolist()))
 
 
 BETWEEN = (permuted, drawn_anew, taken_over, as_numbers, nothing, evaluated, evaluated_captured, averaged,
@@ -472,9 +380,11 @@ OPTIMIZERS = {
 }
 
 SIZES = {  # rows of each rank, in each step
-    "equal": [(2, 2)], "unequal": [(3, 1)], "none on one": [(3, 0)],
-    "none on the other, then": [(2, 2), (0, 2), (2, 2)], "last one short": [(3, 3), (3, 3), (3, 3), (3, 3), (3, 1)],
+    "equal": [(2, 2, 2, 2)], "unequal": [(3, 1, 2, 4)], "none on one": [(3, 0, 1, 2)],
+    "none on the other, then": [(2, 2, 1, 1), (0, 2, 0, 1), (2, 2, 0, 3)],
+    "last one short": [(3, 3, 3, 3), (3, 3, 3, 3), (3, 3, 3, 3), (3, 3, 3, 3), (3, 1, 0, 0)],
 }
+MESHES = {"2": {"ep": 2}, "4": {"ep": 4}, "2 x 2": {"dp": 2, "ep": 2}}
 
 
 class Training:
@@ -482,18 +392,20 @@ class Training:
 
     average = scheduler = kept = None
 
-    def __init__(self, kind, optimizer, sizes, alone):
+    def __init__(self, kind, optimizer, sizes, mesh, alone):
         torch.manual_seed(0)
-        self.model, self.make = Model(kind).double(), OPTIMIZERS[optimizer]
+        self.model, self.make = Model(*kind).double(), OPTIMIZERS[optimizer]
         self.optimizer, self.scaler = self.make(self.model), torch.amp.GradScaler("cpu", init_scale=256.0)
         self.sizes, self.alone, self.told, self.files = SIZES[sizes], alone, [], []
         self.judge = mean_of_losses
         if not alone:
-            self.mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
+            axes = MESHES[mesh]
+            self.mesh = init_device_mesh("cpu", (*axes.values(),), mesh_dim_names=(*axes,))
             self.judge = capture(mean_of_losses, mesh=self.mesh)
 
     def parts(self, number, length=6, least=0):
         generator, rows = torch.Generator().manual_seed(number), self.sizes[number % len(self.sizes)]
+        rows = rows[: dist.get_world_size()]
         found = [torch.randint(V, (max(count, least), length), generator=generator) for count in rows]
         return found if self.alone else [found[dist.get_rank()]]
 
@@ -504,11 +416,21 @@ class Training:
             value = value / dist.get_world_size()
         return value
 
+    def rebalance(self):
+        """The biases of the routers, from the tokens that each expert had, of all ranks."""
+        for layer in self.model.layers:
+            if getattr(layer, "route", None) is sigmoid_with_bias:
+                if not self.alone:
+                    dist.all_reduce(layer.counts)
+                layer.bias.add_(torch.sign(layer.counts.mean() - layer.counts), alpha=0.05)
+                layer.counts.zero_()
+
     def train(self, step, between):
         for number in range(STEPS):
             between(self, number)
             self.began = time.perf_counter()
             found = step(self, self.parts(number))
+            self.rebalance()
             if found is not None:
                 self.told.append(torch.as_tensor(found))
 
@@ -557,10 +479,10 @@ def differ(ours, theirs):
     return found
 
 
-def run_loop(kind, way, between, optimizer, sizes, captured):
+def run_loop(kind, way, between, optimizer, sizes, captured, mesh):
     """Where this rank is apart from one process; or the error, and how long the step took that failed."""
     step, between = (next(f for f in held if f.__name__ == name) for held, name in ((WAYS, way), (BETWEEN, between)))
-    ours, theirs = Training(kind, optimizer, sizes, False), Training(kind, optimizer, sizes, True)
+    ours, theirs = (Training(kind, optimizer, sizes, mesh, alone) for alone in (False, True))
     error, took = "", 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -577,13 +499,30 @@ def run_loop(kind, way, between, optimizer, sizes, captured):
 
 
 NAMES = [[f.__name__ for f in held] for held in (WAYS, BETWEEN)]
-AXES = (MODELS, *NAMES, list(OPTIMIZERS), list(SIZES), ("the step", "the model"))
+KIND = [list(EXPERTS), list(LOOPS), list(ROUTERS), MORE]
+AXES = (*NAMES, list(OPTIMIZERS), list(SIZES), ("the step", "the model"))
 DRAW = random.Random(0)
-CASES = [
-    case for case in (tuple(DRAW.choice(axis) for axis in AXES) for _ in range(400))
-    # In one process the batches of all ranks are in one backward pass: there hooks run for each of them.
-    if not (case[0] == "reentrant" and case[2] == "hooked")
-]
+
+
+def possible(kind, way, between):
+    """Where a step in one process is that of ranks, and is one at all. There the batches of all ranks are in one
+    backward pass, so that hooks run for each of them; terms of the loss that recomputation adds are of no loss."""
+    more, terms = kind[3], kind[2] in ("balanced", "with_z")
+    if more == "reentrant" and (between == "hooked" or way == "of_some"):
+        return False
+    return not (terms and more in ("checkpoint", "reentrant"))
+
+
+def draw(mesh, count):
+    found = (([DRAW.choice(axis) for axis in KIND], *map(DRAW.choice, AXES), mesh) for _ in range(count))
+    return [case for case in found if possible(*case[:3])]
+
+
+CASES = {mesh: draw(mesh, 1000) for mesh in MESHES}
+
+
+def words(case):
+    return ", ".join((*case[0], *case[1:]))
 
 
 def look_at(answers):
@@ -593,6 +532,12 @@ def look_at(answers):
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
+@pytest.mark.parametrize("case", CASES["2"], ids=words)
 def test_a_loop_is_that_of_one_process(on_ranks, case):
     look_at(on_ranks(2, run_loop, *case))
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize("case", [*CASES["4"], *CASES["2 x 2"]], ids=words)
+def test_a_loop_on_four_ranks(on_ranks, case):
+    look_at(on_ranks(4, run_loop, *case))
