@@ -40,6 +40,12 @@ def plain(t, parts):
     t.optimizer.step()
 
 
+def rebalanced(t, parts):
+    """Biases of routers from the tokens that each expert had, within the step: its all_reduce is a graph break."""
+    plain(t, parts)
+    t.rebalance()
+
+
 def accumulate(t, parts):
     """In halves; a model that DDP has wrapped would say not to synchronize."""
     t.optimizer.zero_grad(set_to_none=False)
@@ -199,7 +205,7 @@ def of_some(t, parts):
     t.optimizer.step()
 
 
-WAYS = (orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones, by_value,
+WAYS = (rebalanced, orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones, by_value,
         by_hand, each_group, metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
 
 
@@ -422,8 +428,9 @@ class Training:
             if getattr(layer, "route", None) is sigmoid_with_bias:
                 if not self.alone:
                     dist.all_reduce(layer.counts)
-                layer.bias.add_(torch.sign(layer.counts.mean() - layer.counts), alpha=0.05)
-                layer.counts.zero_()
+                with torch.no_grad():
+                    layer.bias.add_(torch.sign(layer.counts.mean() - layer.counts), alpha=0.05)
+                    layer.counts.zero_()
 
     def train(self, step, between):
         for number in range(STEPS):
