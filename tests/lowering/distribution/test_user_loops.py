@@ -205,8 +205,8 @@ def of_some(t, parts):
     t.optimizer.step()
 
 
-WAYS = (rebalanced, orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones, by_value,
-        by_hand, each_group, metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
+WAYS = (rebalanced, orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones,
+        by_value, by_hand, each_group, metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
 
 
 # What stands between steps: of a training, before step ``number``.
@@ -235,7 +235,7 @@ def evaluated_captured(t, number):
 def averaged(t, number):
     """A moving average of the weights, in a model of its own."""
     if t.average is None:
-        t.average = copy.deepcopy(t.model).requires_grad_(False)
+        t.average = copy.deepcopy(t.model).requires_grad_(False).eval()  # (it counts no tokens)
     with torch.no_grad():
         for mean, p in zip(t.average.parameters(), t.model.parameters(), strict=True):
             mean.mul_(0.9).add_(p, alpha=0.1)
