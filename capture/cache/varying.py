@@ -171,6 +171,8 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
     elif kind == "python" and (numbers := numbers_of(rest[0])):
         for source, few in numbers:
             now = now_at(source, fact, args, kwargs)
+            if type(now) in CONTAINERS:
+                continue
             if is_item(source) and isinstance(source, Part) and type(now) is bool:  # which predictions were right
                 yield source.parent.name, now_at(source.parent, fact, args, kwargs), False
             else:

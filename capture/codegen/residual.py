@@ -143,11 +143,11 @@ class Emitter:
             name = self.load(source.via) if source.via is not None else self.constant(source.obj)
             self.loaded[source] = name
             return name
-        operation, parent, *operands = source.slot()
+        operation, parents, *operands = source.slot()
         if operation == "arg":
             self.loaded[source] = self.parameters[operands[0]]
             return self.loaded[source]
-        owner = self.load(parent)
+        owner, *others = map(self.load, parents)
         expression = {
             "dict_item": lambda: f"dict.__getitem__({owner}, {self.literal(operands[0])})",
             "list_item": lambda: f"list.__getitem__({owner}, {operands[0]})",
@@ -155,7 +155,7 @@ class Emitter:
             "instance_dict": lambda: f"m_raw_dict({owner})",
             "attr": lambda: f"{owner}.{operands[0]}",
             "cell": lambda: f"{owner}.cell_contents",
-            "python": lambda: f"{self.constant(operands[0])}({owner})",
+            "python": lambda: f"{self.constant(operands[0])}({', '.join((owner, *others))})",
         }[operation]()
         name = f"m_in{len(self.loads)}"
         self.loads.append(f"{name} = {expression}")

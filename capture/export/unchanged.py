@@ -66,7 +66,7 @@ def slots_of(world: World, checks: list[tuple[Any, ...]]) -> list[tuple[Any, ...
             continue
         slots[position] = slot
         if slot[0] not in ("const", "weak"):
-            pending.append(slot[1])
+            pending += [slot[1], *slot[3:]]
     return slots
 
 

@@ -184,16 +184,16 @@ def kept_by_c(owner: Any, name: str) -> Any:
 
 def fetch(source: Source, arguments: tuple) -> Any:
     """Walk a source from the call's arguments (for messages; the hot path does this in C)."""
-    operation, parent, *operands = source.slot()
+    operation, parents, *operands = source.slot()
     if operation == "const":
         return operands[0]
     if operation == "arg":
         return arguments[operands[0]]
-    owner = fetch(parent, arguments)
+    owner, *others = (fetch(parent, arguments) for parent in parents)
     if operation in KEPT_BY_C:
         return kept_by_c(owner, KEPT_BY_C[operation] or operands[0])
     if operation == "python":
-        return operands[0](owner)
+        return operands[0](owner, *others)
     if operation == "dict_item":
         found = dict.get(owner, operands[0], ABSENT)  # (``owner[key]`` makes the entry of a defaultdict)
         if found is ABSENT:

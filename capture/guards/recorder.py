@@ -229,9 +229,9 @@ class GuardRecorder:
             return self.slot(source.via)  # the argument itself: the program must not keep it alive
         index = self.slot_of.get(source)
         if index is None:
-            operation, parent, *operands = source.slot()
-            instruction = (operation, *([] if parent is None else [self.slot(parent)]), *operands)
-            self.slots.append(instruction)
+            operation, parents, *operands = source.slot()
+            before = [self.slot(parent) for parent in parents]
+            self.slots.append((operation, *before[:1], *operands, *before[1:]))
             index = self.slot_of[source] = len(self.slots) - 1
         return index
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,7 @@ class Source:
         return False
 
     def slot(self) -> tuple[Any, ...]:
-        """The guard program's instruction that fetches it: (operation, parent or None, operand...)."""
+        """The guard program's instruction that fetches it: (operation, sources that it starts from, operand...)."""
         raise NotImplementedError
 
 
@@ -101,7 +101,7 @@ class Static(Source):
         return True
 
     def slot(self) -> tuple[Any, ...]:
-        return ("const", None, self.obj)
+        return ("const", (), self.obj)
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +111,7 @@ class Arg(Source):
     index: int
 
     def slot(self) -> tuple[Any, ...]:
-        return ("arg", None, self.index)
+        return ("arg", (), self.index)
 
 
 @dataclass(eq=False, slots=True)
@@ -128,7 +128,18 @@ class Part(Source):
 
     def slot(self) -> tuple[Any, ...]:
         operands = () if self.operation in ("instance_dict", "cell") else (self.operand,)
-        return (self.operation, self.parent, *operands)
+        return (self.operation, (self.parent,), *operands)
+
+
+@dataclass(eq=False, slots=True)
+class Computed(Source):
+    """What ``function`` gives for the objects of some sources."""
+
+    parents: tuple[Source, ...]
+    function: Callable[..., Any]
+
+    def slot(self) -> tuple[Any, ...]:
+        return ("python", self.parents, self.function)
 
 
 def part(parent: Source, operation: str, operand: Any = None) -> Part:
@@ -178,6 +189,8 @@ def from_arguments(source: Source) -> Source:
         return source if source.via is None else from_arguments(source.via)
     if is_kind(source, Part):
         return Part(source.name, from_arguments(source.parent), source.operation, source.operand)
+    if is_kind(source, Computed):
+        return Computed(source.name, tuple(map(from_arguments, source.parents)), source.function)
     return source
 
 

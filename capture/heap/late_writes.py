@@ -27,7 +27,7 @@ class LateWrites(VaryingPlaces):
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
         if record.late:
             return True
-        unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and key.kind is str)
+        unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and (key.kind is str or key.known))
         return unknown and type(record.obj) in DICTS and id(record) not in self.owners
 
     def place_is_open(self, record: Record, key: Any) -> bool:

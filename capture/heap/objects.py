@@ -32,9 +32,9 @@ from ..values.values import ATOMS, IDENTITIES, Break, SymbolicObject, TensorMeth
 from ..values.views import View
 from .cells import Cells
 from .compounds import Compounds
+from .computed_keys import ComputedKeys
 from .heap import ANYTHING, OWN, WHOLE
 from .identities import is_bare
-from .late_writes import LateWrites
 from .lifetimes import Lifetimes
 from .places import entry_of
 from .records import (
@@ -51,7 +51,7 @@ from .records import (
 )
 
 
-class Objects(Compounds, Cells, LateWrites, Lifetimes):
+class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
     """All objects of one trace. ``symbolic_places``: names of places whose value differs from call to call."""
 
     def what_is_now(self) -> dict[str, Callable[[Any, Any, Any], Any]]:
@@ -176,6 +176,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
 
     def dict_get(self, record: Record, key: Any) -> Any:
         """The value at ``key``, or ABSENT."""
+        if type(key) is not str and (found := self.at_computed_key(record, key)) is not UNREAD:
+            return found
         self.refuse_late(record, key)
         if self.misses(record, key):
             return ABSENT
@@ -320,6 +322,9 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         if self.dict_get(record, key) is ABSENT:
             return False
         self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE)
+        if self.writes_late(record, key):
+            self.write_late(record, key, ABSENT)
+            return True
         key = self.key_in(record, key)
         if record.shadow is not None:
             del record.shadow[key]

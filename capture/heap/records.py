@@ -78,8 +78,11 @@ class Record:
     @property
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
-        if self.late:
-            return True
+        return bool(self.late) or self.changed_at_plain_keys
+
+    @property
+    def changed_at_plain_keys(self) -> bool:
+        """The same of keys and places that tracing knows."""
         if self.shadow is None:
             if not self.writes:
                 return bool(self.appends or self.moved)

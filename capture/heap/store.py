@@ -70,9 +70,11 @@ class Store:
         self.tell: Callable[[str], None] = lambda name: None
         self.joins: Callable[[HeapPlace], bool] = lambda place: False  # see ``Loops.joins``
 
-    def assume(self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None]) -> None:
-        """What earlier captures taught. tell: see ``VaryingPlaces``."""
-        self.logs, self.varying, self.tell = logs, varying, tell
+    def assume(
+        self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None], numbers: Any
+    ) -> None:
+        """What earlier captures taught. tell: see ``VaryingPlaces``. numbers: see ``ComputedKeys``."""
+        self.logs, self.varying, self.tell, self.numbers = logs, varying, tell, numbers
 
     def made(self, obj: Any) -> Any:
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""

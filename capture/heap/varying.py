@@ -74,6 +74,10 @@ class VaryingPlaces(Store):
         """Whether it is one of these, and this call has not read it as a whole."""
         return record.source.name in self.varying and record.shadow is None
 
+    def has_other_items_each_time(self, record: Record) -> bool:
+        """Whether what it holds was seen to be another thing in each call."""
+        return self.is_growing(record) or record.source.name in self.symbolic_places
+
     def refuse_recorder(self, record: Record) -> None:
         """A graph break where the items are read of a list to which every warning of the graph's is added."""
         if type(record.obj) is list and any(one is record.obj for one in recorders()):

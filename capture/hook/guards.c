@@ -18,6 +18,28 @@ instance_dict(PyObject *object)
     return PyObject_GenericGetDict(object, NULL);
 }
 
+/* What the function gives for `first`, unless that is NULL, and the objects of the slots. New reference. */
+static PyObject *
+call_with(PyObject *function, PyObject *first, const int *slots, int n_slots, PyObject *const *values)
+{
+    PyObject *small[8] = {first};
+    size_t given = first != NULL, n = given + (size_t)n_slots;
+    PyObject **args = n <= 8 ? small : PyMem_New(PyObject *, n);
+    if (args == NULL) {
+        mb_no_memory();
+        return NULL;
+    }
+    args[0] = first;
+    for (int i = 0; i < n_slots; i++) {
+        args[given + (size_t)i] = values[slots[i]];
+    }
+    PyObject *result = PyObject_Vectorcall(function, args, n, NULL);
+    if (args != small) {
+        PyMem_Free(args);
+    }
+    return result;
+}
+
 /* Puts the slot's object into values[slot] (a new reference, except for args and constants). */
 int
 mb_reach(GuardProgram *p, int index, PyObject *const *args, PyObject **values)
@@ -65,7 +87,7 @@ mb_reach(GuardProgram *p, int index, PyObject *const *args, PyObject **values)
         value = Py_NewRef(Py_TYPE(from));
         break;
     case SLOT_PYTHON:
-        value = PyObject_CallOneArg(slot->object, from);
+        value = call_with(slot->object, from, slot->more, slot->n_more, values);
         break;
     }
     values[index] = value;
@@ -221,18 +243,7 @@ check_answers(Check *check)
 static int
 check_python(Check *check, PyObject **values)
 {
-    PyObject *small[8] = {NULL};
-    PyObject **args = check->n_slots <= 8 ? small : PyMem_New(PyObject *, (size_t)check->n_slots);
-    if (args == NULL) {
-        return mb_no_memory();
-    }
-    for (int i = 0; i < check->n_slots; i++) {
-        args[i] = values[check->slots[i]];
-    }
-    PyObject *result = PyObject_Vectorcall(check->object, args, (size_t)check->n_slots, NULL);
-    if (args != small) {
-        PyMem_Free(args);
-    }
+    PyObject *result = call_with(check->object, NULL, check->slots, check->n_slots, values);
     if (result == NULL) {
         return -1;
     }

@@ -47,6 +47,8 @@ typedef enum {
 typedef struct {
     SlotKind kind;
     int parent;             /* slot that this one starts from, or -1 */
+    int *more;              /* python: the slots of its function's other arguments, or NULL */
+    int n_more;
     Py_ssize_t index;       /* arg, list_item, tuple_item */
     PyObject *object;       /* const: the object; weak: a weak reference; dict_item: key; attr: name; python: function */
 } Slot;

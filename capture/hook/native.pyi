@@ -33,7 +33,7 @@ class GuardProgram:
     ``("attr", slot, name)``             ``getattr``; may run user code
     ``("cell", slot)``                   contents of a cell; an empty cell fails
     ``("type", slot)``                   ``type(obj)``, not ``obj.__class__``
-    ``("python", slot, fn)``             ``fn(obj)``
+    ``("python", slot, fn, slot, ...)``  ``fn(obj, *objects)``
     ==================================== ==============================================================================
 
     Checks. A *constant* matches by exact type and value: 1 is not True, 0.0 is not -0.0, NaN is NaN; None, bool, int,

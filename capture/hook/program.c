@@ -66,16 +66,37 @@ slot_number(PyObject *spec, Py_ssize_t field, int limit, const char *what, Py_ss
     return (int)n;
 }
 
+/* The slot numbers in the fields from `from` on: memory of the caller's, NULL with an error. */
+static int *
+slot_numbers(PyObject *spec, Py_ssize_t from, int limit, const char *what, Py_ssize_t index)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(spec) - from;
+    int *numbers = PyMem_New(int, (size_t)n + 1);
+    if (numbers == NULL) {
+        mb_no_memory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        numbers[i] = slot_number(spec, from + i, limit, what, index);
+        if (numbers[i] < 0) {
+            PyMem_Free(numbers);
+            return NULL;
+        }
+    }
+    return numbers;
+}
+
 static int
 build_slot(GuardProgram *p, int index, PyObject *spec)
 {
-    static const int sizes[] = {2, 2, 2, 3, 2, 3, 3, 3, 2, 2, 3};
+    static const int sizes[] = {2, 2, 2, 3, 2, 3, 3, 3, 2, 2, 3};    /* python: at least */
     Slot *slot = &p->slots[index];
     int kind = kind_of(spec, "slot", index, slot_names, (int)Py_ARRAY_LENGTH(slot_names));
     if (kind < 0) {
         return -1;
     }
-    if (PyTuple_GET_SIZE(spec) != sizes[kind]) {
+    Py_ssize_t n_more = PyTuple_GET_SIZE(spec) - sizes[kind];
+    if (kind == SLOT_PYTHON ? n_more < 0 : n_more != 0) {
         return complain("slot", index, spec, "wrong number of fields");
     }
     slot->kind = (SlotKind)kind;
@@ -114,6 +135,13 @@ build_slot(GuardProgram *p, int index, PyObject *spec)
     if (kind == SLOT_DICT_ITEM && PyObject_Hash(last) == -1) {
         return -1;
     }
+    if (n_more) {
+        slot->more = slot_numbers(spec, sizes[kind], index, "slot", index);
+        if (slot->more == NULL) {
+            return -1;
+        }
+        slot->n_more = (int)n_more;
+    }
     if (kind == SLOT_ATTR || kind == SLOT_PYTHON || kind == SLOT_DICT_ITEM) {
         slot->object = Py_NewRef(last);
         if (kind == SLOT_ATTR) {
@@ -126,19 +154,9 @@ build_slot(GuardProgram *p, int index, PyObject *spec)
 static int
 copy_slots(GuardProgram *p, Check *check, int index, PyObject *spec, Py_ssize_t from)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(spec) - from;
-    check->slots = PyMem_New(int, (size_t)n + 1);
-    if (check->slots == NULL) {
-        return mb_no_memory();
-    }
-    check->n_slots = (int)n;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        check->slots[i] = slot_number(spec, from + i, p->n_slots, "check", index);
-        if (check->slots[i] < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    check->slots = slot_numbers(spec, from, p->n_slots, "check", index);
+    check->n_slots = check->slots == NULL ? 0 : (int)(PyTuple_GET_SIZE(spec) - from);
+    return check->slots == NULL ? -1 : 0;
 }
 
 /* What can change later is no constant: what is not hashable is refused. (Slices are constants, yet not hashable on 3.11.) */
@@ -331,7 +349,13 @@ schedule(GuardProgram *p, int slot, char *done)
     if (slot < 0 || done[slot]) {
         return;
     }
-    /* Parents come first. A chain is as deep as the source expression, so recursion would do, but a loop cannot overflow. */
+    /* Parents come first. A chain is as deep as the source expression, so recursion would do, but a loop cannot
+     * overflow. What else a function is given is as deep as keys that are computed of items at computed keys. */
+    for (int s = slot; s >= 0 && !done[s]; s = p->slots[s].parent) {
+        for (int i = 0; i < p->slots[s].n_more; i++) {
+            schedule(p, p->slots[s].more[i], done);
+        }
+    }
     int start = p->n_order;
     for (int s = slot; s >= 0 && !done[s]; s = p->slots[s].parent) {
         done[s] = 1;
@@ -481,6 +505,8 @@ program_clear(GuardProgram *p)
     }
     for (int i = 0; i < n_slots; i++) {
         Py_CLEAR(p->slots[i].object);
+        PyMem_Free(p->slots[i].more);
+        p->slots[i].more = NULL;
     }
     for (int i = 0; i < n_checks; i++) {
         Check *check = &p->checks[i];

@@ -19,7 +19,7 @@ from moebius.interpreter.domain.core import type_name
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
-from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, with_items
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, with_items
 from ..heap.walks import parts_of
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
@@ -115,6 +115,9 @@ class Containers(Sets):
             return self.dict_item(obj, kind, key)
         if base in LISTS and (found := self.objects.item_from_end(obj, key)) is not ABSENT:
             return found
+        if base in LISTS and type(key) in OPEN_KEYS and (record := self.objects.record_of(obj)) is not None:
+            if (found := self.objects.at_computed_key(record, key)) is not UNREAD:
+                return found
         if base in LISTS or base is tuple:
             return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
         if method is ABSENT:
@@ -166,8 +169,10 @@ class Containers(Sets):
         """``table[key]`` as a node, where only the running step knows the key, a number, and the table is of plain
         numbers and texts; else ABSENT."""
         record = self.objects.record_of(table)
-        if record is not None and (record.late or self.objects.is_growing(record)):
+        if record is not None and (record.late or self.objects.has_other_items_each_time(record)):
             return ABSENT
+        if record is not None and record.shadow is None and not is_table(record.obj):
+            return ABSENT  # (its other items are not read)
         items = table if type(table) is tuple else self.objects.contents(table)
         number = self.numbers.known(key) if is_table(items) else None
         return ABSENT if number is None else self.numbers.apply(operator.getitem, items, number)

@@ -89,7 +89,7 @@ class Trace:
         self.objects = Objects(
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
-        self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below)
+        self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below, self.numbers)
         self.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
         self.heap = self.objects.heap

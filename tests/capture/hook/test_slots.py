@@ -4,6 +4,7 @@ import collections
 import gc
 import types
 
+import pytest
 from hook_programs import Plain, holds, program
 
 
@@ -139,6 +140,17 @@ def test_slot_python():
     assert holds([("arg", 0), ("python", 0, len)], ("equal", 3), "abc")
     assert not holds([("arg", 0), ("python", 0, len)], ("equal", 3), "abcd")
     assert not holds([("arg", 0), ("python", 0, len)], ("equal", 3), 5)
+
+
+@pytest.mark.parametrize("more", [1, 2, 9])
+def test_slot_python_of_several(more: int):
+    """What it is given is reached before it, also by way of another such slot, and in the order in which it stands."""
+    others = [("python", 0, lambda x, y: x + y, 1) for _ in range(more)]
+    slots = [("arg", 0), ("arg", 1), *others, ("python", 1, lambda *parts: parts, 0, *range(2, 2 + more))]
+    assert holds(slots, ("equal", ("y", "x", *more * ["xy"])), "x", "y")
+    assert not holds(slots, ("equal", ("x", "y", *more * ["xy"])), "x", "y")
+    with pytest.raises(ValueError, match="before it"):
+        program([("arg", 0), ("python", 0, len, 1)], [])
 
 
 def test_a_slot_that_no_check_uses_must_be_reachable():
