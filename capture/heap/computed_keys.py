@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 from moebius.interpreter import is_kind
 
-from ..guards.sources import Computed, Source
+from ..guards.sources import Computed, Source, part
 from ..hook import ABSENT
 from ..values.formulas import AtSource, Formula, Unchanged, computed, in_order, in_words
-from ..values.numbers import NUMBERS, Number
-from .late_writes import LateWrites
+from ..values.numbers import Number
+from .late_writes import Key, LateWrites, is_plain
 from .records import DICTS, UNREAD, Record
 
-KEYS = (*NUMBERS, str)
+SHORT = 64  # items of a slice at most, each of which is an input
 
 
 class KnownNumbers(Protocol):
     """What is asked of the trace's numbers (``tensors.numbers.Numbers``)."""
 
-    def known(self, value: Any) -> Number | None: ...
+    def found_again(self, value: Any) -> tuple[Any, tuple[Source, ...], Any] | None: ...
 
     def look_up(self, function: Any, *operands: Any) -> Any: ...
 
@@ -33,14 +33,13 @@ class KnownNumbers(Protocol):
 
 
 class ItemAt:
-    """Gives the item of a container at the key that a formula has for what is found at ``sources``."""
+    """Gives the item of a container, or the slice of a list, at the key that a formula has for what is found at
+    ``sources``."""
 
-    def __init__(self, container: Source, number: Number):
-        assert number.evaluate is not None
-        self.sources = tuple(dict.fromkeys((container, *(number.sources or ()))))
-        self.order = in_order(Formula(operator.getitem, (AtSource(container), number.evaluate)))
-        self.name = in_words(self.order)
-        self.order[-1] = Formula(found_at, self.order[-1].operands)  # type: ignore[union-attr]
+    def __init__(self, container: Source, key: Key):
+        self.sources = tuple(dict.fromkeys((container, *key.sources)))
+        item = Formula(operator.getitem, (AtSource(container), key.formula))
+        self.order, self.name = in_order(Formula(found_at, item.operands)), in_words(in_order(item))
 
     def __call__(self, *found: Any) -> Any:
         return computed(self.order, dict(zip(self.sources, found, strict=True)))
@@ -49,53 +48,71 @@ class ItemAt:
 class ComputedKeys(LateWrites):
     """Part of ``Objects``."""
 
-    numbers: KnownNumbers
-
     def at_computed_key(self, record: Record, key: Any) -> Any:
         """What stands in a list or dict at a key that another call may have otherwise, ABSENT if nothing does; UNREAD
         where the key is plain, or has to be a constant for it."""
         kind = type(record.obj)
         if kind not in (list, collections.deque, *DICTS) or id(record) in self.owners:
             return UNREAD
-        number = self.known_key(key)
-        if number is None:
+        if (known := self.known_key(key)) is None:
             return UNREAD
-        if id(record.obj) in self.told:
-            self.told[id(record.obj)]()
-        self.refuse_recorder(record)
+        self.tell_reader(record)
         for place, value in reversed(record.late or ()):
-            if type(place) not in KEYS and self.known_key(place) is None:
+            if not is_plain(place) and self.known_key(place) is None:
                 return UNREAD
-            if self.holds_today(operator.eq, number, place):
+            if self.holds_today(operator.eq, key, place):
                 return value
         if record.changed_at_plain_keys:
             return UNREAD
-        today = number.representative
+        today = known.today
         if kind not in DICTS:
-            if kind is list and record.late and today < 0:
-                return UNREAD  # (where a place is counted from is not among what the places are compared by)
             present = type(today) in (int, bool) and -len(record.obj) <= today < len(record.obj)
-        elif not (present := dict.__contains__(record.obj, today)):
-            return self.absent_at(record, number)
-        if not present:
-            return UNREAD  # (an error of Python's)
-        item = ItemAt(record.source, number)
+            if not present or (record.late and today < 0):  # (late places are counted from the start)
+                return UNREAD
+        elif not dict.__contains__(record.obj, today):
+            return self.absent_at(record, known)
         value = found_at(record.obj, today)
         self.heap.read("item", record.obj, None, value)
+        self.hangs(record.obj, value)
+        item = ItemAt(record.source, known)
         self.symbolic_places |= {item.name}
         return self.enter(value, Computed(item.name, item.sources, item))
 
-    def known_key(self, key: Any) -> Number | None:
-        """The key as a number or text whose value of today is known, None for any other."""
-        number = key if is_kind(key, Number) and key.known else self.numbers.known(key)
-        return number if number is not None and number.kind in KEYS else None
+    def at_computed_slice(self, record: Record, key: slice) -> Any:
+        """The items of a list between places of which one is another in each call, a few: each is found anew, and how
+        many there are is guarded. UNREAD where that is not so."""
+        found = self.numbers.found_again((key.start, key.stop, key.step))
+        if found is None or type(record.obj) is not list or record.late or record.changed_at_plain_keys:
+            return UNREAD
+        known = Key(slice(*found[0]), found[1], Formula(slice, found[2]))
+        if not all(part is None or type(part) in (int, bool) for part in found[0]) or known.today.step == 0:
+            return UNREAD
+        items = record.obj[known.today]
+        if len(items) > SHORT:
+            return UNREAD
+        self.tell_reader(record)
+        self.heap.read("item", record.obj, None, None)
+        item = ItemAt(record.source, known)
+        place = Computed(item.name, item.sources, item)
+        self.guards.check("type", place, list, text="type is list")
+        self.guards.check("length", place, len(items), text=f"has {len(items)} items")
+        for value in items:
+            self.hangs(record.obj, value)
+        places = [part(place, "list_item", number) for number in range(len(items))]
+        self.symbolic_places |= {one.name for one in places}
+        return self.made([self.enter(value, one) for value, one in zip(items, places, strict=True)])
 
-    def absent_at(self, record: Record, number: Number) -> Any:
+    def tell_reader(self, record: Record) -> None:
+        """Before a part is read: see ``told``."""
+        if id(record.obj) in self.told:
+            self.told[id(record.obj)]()
+        self.refuse_recorder(record)
+
+    def absent_at(self, record: Record, key: Key) -> Any:
         """ABSENT, under the guard that the dict has no such key."""
         self.heap.read("item", record.obj, None, ABSENT)
-        sources = (*(number.sources or ()), record.source)
-        found = Formula(operator.contains, (AtSource(record.source), number.evaluate))
-        guard = Unchanged(found, sources, False)
+        sources = (*key.sources, record.source)
+        guard = Unchanged(Formula(operator.contains, (AtSource(record.source), key.formula)), sources, False)
         self.guards.holds(record.source.name, str(guard), guard, *sources)
         return ABSENT
 

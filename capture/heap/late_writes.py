@@ -7,28 +7,58 @@ what stands where, so a read of that dict or list later in the step is a graph b
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.sources import Source
+from ..values.numbers import NUMBERS
 from ..values.values import Break, RuntimeNumber
 from .records import DICTS, UNREAD, Record
 from .varying import VaryingPlaces
 
+PLAIN = (*NUMBERS, str, type(None))
 UNSHARED = 3  # references to a shadow that nothing else holds: the record's, the registry's, and the question's
+
+
+@dataclass
+class Key:
+    """A key that another call may have otherwise: what it is today, where it comes from, how it is computed there."""
+
+    today: Any
+    sources: tuple[Source, ...]
+    formula: Any
+
+
+def is_plain(key: Any) -> bool:
+    """Whether a key is a number, a text, or a tuple of such, which are told apart by their values."""
+    return all(map(is_plain, key)) if type(key) is tuple else type(key) in PLAIN
 
 
 class LateWrites(VaryingPlaces):
     """Part of ``Objects``."""
 
+    numbers: Any  # see ``ComputedKeys``
+
+    def known_key(self, key: Any) -> Key | None:
+        """A number or text that is another in each call, or a tuple with some, whose value of today is known; None for
+        any other."""
+        if type(key) in PLAIN:
+            return None
+        found = self.numbers.found_again(key)
+        return None if found is None or not is_plain(found[0]) else Key(*found)
+
     def writes_late(self, record: Record, key: Any) -> bool:
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
         if record.late:
             return True
-        unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and (key.kind is str or key.known))
-        return unknown and type(record.obj) in DICTS and id(record) not in self.owners
+        if type(record.obj) not in DICTS or id(record) in self.owners:
+            return False
+        unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and key.kind is str)
+        return unknown or self.known_key(key) is not None
 
     def place_is_open(self, record: Record, key: Any) -> bool:
         """Whether only the running step knows which place of a list ``record[key]`` is."""

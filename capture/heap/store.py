@@ -26,6 +26,7 @@ class Store:
     # for the heap, by kind of read: what a read would find now
     what_is_now: Callable[[], dict[str, Callable[[Any, Any, Any], Any]]]
     enter: Callable[[Any, Source], Any]  # the trace's value for one that was found at a place
+    hangs: Callable[[Any, Any], None]  # what was read in a container, or an object's dict, goes with it
     entry_now: Callable[[Record, Any], Any]  # what is held at the key by now, ABSENT if nothing
     # a known object was found at one more place: that it is the same one is a fact of today
     met_again: Callable[[Record, Source, Any], None]

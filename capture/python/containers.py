@@ -115,8 +115,9 @@ class Containers(Sets):
             return self.dict_item(obj, kind, key)
         if base in LISTS and (found := self.objects.item_from_end(obj, key)) is not ABSENT:
             return found
-        if base in LISTS and type(key) in OPEN_KEYS and (record := self.objects.record_of(obj)) is not None:
-            if (found := self.objects.at_computed_key(record, key)) is not UNREAD:
+        if base in LISTS and (record := self.objects.record_of(obj)) is not None and type(key) in (*OPEN_KEYS, slice):
+            at_key = self.objects.at_computed_slice if type(key) is slice else self.objects.at_computed_key
+            if (found := at_key(record, key)) is not UNREAD:
                 return found
         if base in LISTS or base is tuple:
             return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)

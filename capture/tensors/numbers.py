@@ -379,6 +379,16 @@ class Numbers:
         sources = tuple({s: None for o in every for s in o.sources or ()})
         return sources, Formula(function, formulas_in(operands), {k: formulas_in(v) for k, v in named.items()})
 
+    def found_again(self, value: Any) -> tuple[Any, tuple[Source, ...], Any] | None:
+        """Of a number or text that varies, or a tuple with some: what it is today, where it comes from and how it is
+        computed again. None where nothing varies, or nobody knows what it is."""
+        opened = self.open(value)
+        unknown = [*numbers_in(opened)]
+        if not unknown or not all(number.known for number in unknown):
+            return None
+        sources, formula = self.again(tuple, (opened,))
+        return today_of(opened), sources, formula.operands[0]
+
     # ------------------------------------------------------------------------------------------------------------------
     # Guards
     # ------------------------------------------------------------------------------------------------------------------

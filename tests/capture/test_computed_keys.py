@@ -14,6 +14,7 @@ from moebius import capture, stats
 
 N, STEPS = 5, 9
 KEYS = ("i % N", "(i * 2) % N", "me.order[i % N]", "i % 2", "(i + 1) % N", "3")
+SLICES = ("i % 3:i % 3 + 2", "-(i % N):", ":i % N", "i % N::2", "i % 2:4")
 FROM_THE_END = ("-(i % N) - 1",)
 # by kind of item: how it is made, read as a tensor or number, and written in place
 ITEMS = {
@@ -57,7 +58,9 @@ def drawn(seed: int, kind: str, base: str) -> str:
     for _ in range(draw.randint(2, 4)):
         key, c = draw.choice(KEYS + FROM_THE_END * (base == "list")), draw.choice("ab")
         item, what = f"me.{c}[{key}]", draw.random()
-        if what < 0.5:
+        if what < 0.15 and base == "list":
+            lines.append(f"    for v in me.{c}[{draw.choice(SLICES)}]: x = x + {read.format('v')}")
+        elif what < 0.5:
             lines.append(f"    x = x + {read.format(item)}")
         elif what < 0.8 or base == "list":
             lines.append(f"    {draw.choice(writes).replace('{}', item)}")
@@ -113,7 +116,7 @@ FEW = 3  # captures: the count as a constant; as a number; what an item held at 
 ALONE = [(base, key) for base in ("list", "dict") for key in ("i % N", "me.order[i % N]")]
 
 
-@pytest.mark.parametrize(("base", "key"), [*ALONE, ("dict", "f'k{i % N}'")])
+@pytest.mark.parametrize(("base", "key"), [*ALONE, ("dict", "f'k{i % N}'"), ("dict", "('k', i % N)")])
 @pytest.mark.parametrize("kind", ITEMS)
 def test_which_key_it_is_is_no_guard(kind: str, base: str, key: str, tmp_path, recwarn):
     """One read, and each kind of write, by itself: captured a few times at most, whatever the key is."""
@@ -130,15 +133,34 @@ def step(me, x):
         space = {"torch": torch, "Counter": Counter, "N": N}
         exec(compile(text, str(file), "exec"), space)
         plain, captured = (State(kind, base, shared=False) for _ in range(2))
-        if key.startswith("f"):
-            for state in (plain, captured):
-                state.a = {f"k{k}": v for k, v in state.a.items()}
+        for state in (plain, captured) if "'k" in key else ():
+            state.a = {eval(key, {"i": k, "N": N}): v for k, v in state.a.items()}
         step = capture(space["step"], backend="eager", fullgraph=True)
         for n in range(12):
             x = torch.full((3,), float(n))
             assert outcome(step, captured, x) == outcome(space["step"], plain, x), text
             assert picture(captured, {}) == picture(plain, {}), text
         assert stats(step).misses <= FEW, (text, [(r.guard, r.old, r.new) for r in stats(step).recompiles])
+
+
+def test_slices_of_lists(tmp_path, recwarn):
+    """A batch of a list, numbers that index a tensor among them: captured a few times, wherever it begins."""
+
+    def step(me, rows, table):
+        me.step = (me.step + 4) % 20
+        batch = me.order[me.step : me.step + 4]
+        pairs = [table[pair] for pair in me.pairs[me.step : me.step + 4]]
+        return rows[batch].sum() + rows[[n for n, _ in me.pairs[me.step : me.step + 4]]].sum() * pairs[0] + sum(pairs)
+
+    me, other = (State("ints", "list", shared=False) for _ in range(2))
+    for state in (me, other):
+        state.order = [(7 * k) % 20 for k in range(20)]
+        state.pairs = [((3 * k) % 20, f"k{k}") for k in range(20)]
+    table = {pair: float(k) for k, pair in enumerate(me.pairs)}
+    captured, rows = capture(step, backend="eager"), torch.arange(40.0).reshape(20, 2)
+    for _ in range(15):
+        assert torch.equal(captured(me, rows, table), step(other, rows, table))
+    assert stats(captured).misses <= FEW + 1, [(r.guard, r.old, r.new) for r in stats(captured).recompiles]
 
 
 def test_a_key_that_is_missing_later(recwarn):
