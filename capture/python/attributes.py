@@ -26,7 +26,7 @@ from ..heap.class_attributes import ClassAttributes
 from ..heap.data import assign_data
 from ..heap.heap import OWN, WHOLE
 from ..heap.objects import Objects
-from ..heap.records import UNREAD, Record, raw_dict
+from ..heap.records import HEAP_TYPE, UNREAD, Record, raw_dict
 from ..heap.slots import Slots
 from ..hook import ABSENT, Entry, own_attributes
 from ..tensors.tensors import TensorOperations
@@ -83,6 +83,12 @@ class Attributes(Slots):
             self.looked_up[key] = self.enter_class_value(cls, name, found)
         self.heard(name, self.looked_up[key], cls)
         return self.looked_up[key]
+
+    def rely_on(self, cls: type, *names: str) -> None:
+        """What C code, or the interpreter, asks a class for: guarded."""
+        if cls.__flags__ & HEAP_TYPE and not issubclass(cls, SymbolicObject):
+            for name in names:
+                self.on_type(cls, name)
 
     def heard(self, name: str, value: Any, cls: type) -> None:
         if self.heap.listening:

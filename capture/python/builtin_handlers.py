@@ -225,6 +225,7 @@ class BuiltinHandlers(CallParts):
         kind = type(value)
         if issubclass(kind, SymbolicObject):
             return any("__call__" in base.__dict__ for base in type_of(value).__mro__)
+        self.attributes.rely_on(kind, "__call__")
         return kind is TensorMethod or (not issubclass(kind, (TensorProxy, *SYMBOLIC)) and callable(value))
 
     def handled_exception(self) -> Any:

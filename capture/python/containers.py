@@ -230,6 +230,8 @@ class Containers(Sets):
         if is_kind(method, types.FunctionType):
             return self.call(method, [cls, key], {})
         name = "__class_getitem__"
+        self.attributes.rely_on(cls, name)
+        self.attributes.rely_on(type(cls), name, "__getattr__")  # (type_getitem asks for an attribute)
         own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
         if is_kind(own, classmethod | staticmethod | types.FunctionType):
             return self.call(self.get_attr(cls, name), [key], {})
@@ -403,9 +405,11 @@ class Containers(Sets):
             value = self.tensors.rows_for_unpacking(value, count)
         elif type(value) in LISTS:
             value = self.objects.contents(value)
+        self.attributes.rely_on(type(value), "__iter__", "__getitem__")
         return super().unpack(value, count)
 
     def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
+        self.attributes.rely_on(type(value), "__iter__", "__getitem__")
         items = super().unpack_ex(value, before, after)
         self.objects.made(items[before])
         return items

@@ -313,6 +313,7 @@ class TrackingDomain(Operators, Containers):
         if type(args) is tuple:
             positional = list(args)
         else:
+            self.attributes.rely_on(type(args), "__iter__", "__getitem__")
             self.require_iterable(callee, args)
             positional = self.calls.listed(args)
         keywords = dict(self.mapping(kwargs)) if kwargs else {}

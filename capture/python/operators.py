@@ -19,7 +19,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.domain.operators import STEMS as DUNDERS
 
 from ..heap.objects import identified
-from ..heap.records import CONTAINERS, DICTS, HEAP_TYPE
+from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
@@ -355,11 +355,16 @@ class Operators(Membership):
     def compares_in_python(self, value: Any, op: str) -> bool:
         """Whether the value's class may answer `op`, from either side, with a method in Python."""
         names = ("__eq__", "__ne__") if op in ("==", "!=") else ("__lt__", "__gt__", "__le__", "__ge__")
+        self.attributes.rely_on(type(value), *names)
         return any(special(type(value), name) is not None for name in names)
 
     def identity_compared(self, value: Any) -> bool:
         """Whether ``==`` on the value is identity or the plain meaning of an atom."""
-        return type(value) in ATOMS or type(value).__eq__ is object.__eq__
+        kind = type(value)
+        if kind in ATOMS:
+            return True
+        self.attributes.rely_on(kind, "__eq__", "__ne__")
+        return kind.__eq__ is object.__eq__ and kind.__ne__ is object.__ne__
 
     def compare_sequences(self, op: str, left: Any, right: Any) -> Any:
         """As the first items that differ say, or where none do the lengths (list_richcompare in listobject.c)."""
@@ -522,9 +527,7 @@ class Operators(Membership):
                 f"a {kind.__module__}.{kind.__qualname__} that existed before the step takes part in arithmetic",
                 "convert it to a plain number before the step: int(x), float(x)",
             )
-        if kind.__flags__ & HEAP_TYPE:
-            for name in names:
-                self.attributes.on_type(kind, name)
+        self.attributes.rely_on(kind, *names)
 
 
 def symbolic_side(left: Any, right: Any) -> SymbolicObject | None:

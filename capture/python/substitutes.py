@@ -170,7 +170,7 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
                 done.append((x, made))
                 return made
         return x
-    if is_plain_object(cls) and not hasattr(cls, "__deepcopy__"):
+    if is_plain_object(cls) and not hasattr(x, "__deepcopy__"):
         made = cls.__new__(cls)
         done.append((x, made))
         state = {}

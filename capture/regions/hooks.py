@@ -8,16 +8,19 @@ is registered there as well.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils.hooks import RemovableHandle
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import RankHook
+from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation
 
 from ..guards.sources import Source, part
 from ..heap.interfaces import Residual
@@ -83,6 +86,28 @@ class Registered:
         return self.tensor.fake.grad_fn is not self.history
 
 
+def users_hooks(tensor: torch.Tensor) -> list[Any]:
+    """A tensor's gradient hooks, but for those of a mesh."""
+    return [hook for hook in (gradient_hooks(tensor) or {}).values() if not is_kind(hook, RankHook)]
+
+
+class NoHooks:
+    """A guard: leaves without hooks of one kind have got none. A hook takes its number from torch's count: where that is
+    as it was, those that are the same at each call are not asked. leaves: these; others are given."""
+
+    def __init__(self, asked: Callable[[torch.Tensor], Any]):
+        self.asked = asked
+        self.leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.count = RemovableHandle.next_id
+
+    def __call__(self, *given: torch.Tensor) -> bool:
+        if self.count != (count := RemovableHandle.next_id):
+            if any((leaf := ref()) is not None and self.asked(leaf) for ref in self.leaves.values()):
+                return False
+            self.count = count
+        return not any(map(self.asked, given))
+
+
 class GradientHooks(SubgraphTracer):
     """All gradient hooks in one trace."""
 
@@ -95,6 +120,7 @@ class GradientHooks(SubgraphTracer):
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
         self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
+        self.none: dict[Any, NoHooks] = {}  # what is guarded, by what asks a tensor for its hooks
         self.objects.after_effects.append(self.leave)
 
     def register(self, tensor: TensorProxy, hook: Any) -> Any:
@@ -135,6 +161,19 @@ class GradientHooks(SubgraphTracer):
         if any(entry.hooks and entry.waiting for entry in self.registered.values()):
             raise Break(REASON, f"{what} calls it", self.hint)
 
+    def none_come_later(self, leaf: TensorProxy, asked: Callable[[torch.Tensor], Any] = users_hooks) -> None:
+        """What a backward reaches has no hooks of a kind: a guard."""
+        if leaf.real is None or leaf.source is None:
+            return
+        text = "has no hooks that backward calls"
+        if not leaf.source.static:
+            self.tensors.guards.holds(leaf.source.name, text, NoHooks(asked), leaf.source)
+            return
+        if asked not in self.none:
+            self.none[asked] = NoHooks(asked)
+            self.tensors.guards.holds("each parameter", text, self.none[asked])
+        self.none[asked].leaves[id(leaf.real)] = weakref.ref(leaf.real)
+
     def in_backward(
         self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
     ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
@@ -152,6 +191,8 @@ class GradientHooks(SubgraphTracer):
                 raise Break(REASON, "on a parameter of several ranks", self.hint)
             if hooks and leaf.source is not None and not all(theirs):
                 all_hooks.append(enter(hooks, part(leaf.source, "attr", "_backward_hooks")))
+            else:
+                self.none_come_later(leaf)
             if leaf.real is not None and (here := self.registered.get(leaf)) is not None and here.hooks:
                 all_hooks.append(here.hooks)
             if all_hooks:
@@ -168,6 +209,8 @@ class GradientHooks(SubgraphTracer):
             if hooks and leaf.source is not None:
                 entered = enter(hooks, part(leaf.source, "attr", "_post_accumulate_grad_hooks"))
                 found.append((leaf, *self.graph_after(leaf, entered)))
+            else:
+                self.none_come_later(leaf, hooks_after_accumulation)
         return found
 
     def graph_after(self, leaf: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:

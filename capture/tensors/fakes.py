@@ -146,7 +146,10 @@ def refuse_numbers(value: Any) -> None:
             leaf.numbers.constant(leaf)
 
 
-def refuse_answering(value: Any) -> None:
+STATED = (torch.Tensor, enum.Enum, str, dict, type)  # what an operator is given as it is
+
+
+def refuse_answering(value: Any, stated: tuple[type, ...] = STATED) -> None:
     """A graph break if an operator would ask an object of the user's what it is (``__torch_function__``, ``__index__``,
     ``__len__`` and more), or empty a capsule: once for the fakes, and once more for the graph."""
     kind = type(value)
@@ -154,9 +157,10 @@ def refuse_answering(value: Any) -> None:
         for item in value:
             refuse_answering(item)
     elif is_kind(value, slice):
-        refuse_answering((value.start, value.stop, value.step))
+        for bound in (value.start, value.stop, value.step):
+            refuse_answering(bound, (torch.Tensor,))
     elif kind.__name__ == "PyCapsule" or not (
-        kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, torch.Tensor | enum.Enum | str | dict | type)
+        kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, stated)
     ):
         hint = "make a number, a list or a tensor of it first"
         raise Break("object read by an operator", f"an operator in C asks a {kind.__name__} for what it holds", hint)

@@ -33,6 +33,7 @@ from moebius.lowering.step import (
     treats_each_alone,
 )
 from moebius.lowering.step.optimizer_steps import counted_by, trained_on_ranks
+from moebius.lowering.torch_private import hooks_after_accumulation
 
 from ..guards.sources import Source, part
 from ..heap.heap import Heap
@@ -208,6 +209,9 @@ class Gradients:
         hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
         if self.hooks.are_registered() or any(map(has_hooks, leaves)):
             raise Break("Tensor.backward", "create_graph=True, and gradient hooks", hint)
+        for leaf in leaves:
+            self.hooks.none_come_later(leaf)
+            self.hooks.none_come_later(leaf, hooks_after_accumulation)
         if any(tensor.fake.grad_fn in reached for tensor in self.retained):
             raise Break("Tensor.backward", "create_graph=True, and retain_grad()", hint)
         for leaf in leaves:
@@ -314,6 +318,8 @@ class Gradients:
         renewals = self.look_again(functions, kept)
         if any(getattr(p.real, "_backward_hooks", None) for p in inputs):
             raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
+        for leaf in inputs:
+            self.hooks.none_come_later(leaf)
         if any(p.fake.grad_fn in functions for p in self.retained):
             raise Break("torch.autograd.grad", "it sets what retain_grad() keeps", "call retain_grad() after it")
         self.hooks.none_waits("torch.autograd.grad")

@@ -336,6 +336,24 @@ def step(m, x):
     (x * m.w).sum().backward()
     return x
 """),
+    "hook on a parameter that came later": one("""
+def put(m):
+    WRITE(m.s, 7)
+def between(i, m):
+    if i == 2: m.w.register_hook(lambda g: put(m))
+def step(m, x):
+    (x * m.w).sum().backward()
+    return x * READ(m.s)
+"""),
+    "hook after the gradient that came later": one("""
+def put(m):
+    WRITE(m.s, 7)
+def between(i, m):
+    if i == 2: m.w.register_post_accumulate_grad_hook(lambda p: put(m))
+def step(m, x):
+    (x * m.w).sum().backward()
+    return x * READ(m.s)
+"""),
     "two hooks": one("""
 def step(m, x):
     y = (x * m.w).sin()
