@@ -92,8 +92,8 @@ def users_hooks(tensor: torch.Tensor) -> list[Any]:
 
 
 class NoHooks:
-    """A guard: leaves without hooks of one kind have got none. A hook takes its number from torch's count: where that is
-    as it was, those that are the same at each call are not asked. leaves: these; others are given."""
+    """A guard: leaves without hooks of one kind have got none. A hook takes its number from torch's count: where that
+    is as it was, those that are the same at each call are not asked. leaves: these; others are given."""
 
     def __init__(self, asked: Callable[[torch.Tensor], Any]):
         self.asked = asked
@@ -120,6 +120,7 @@ class GradientHooks(SubgraphTracer):
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
         self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
+        self.guards = domain.guards
         self.none: dict[Any, NoHooks] = {}  # what is guarded, by what asks a tensor for its hooks
         self.objects.after_effects.append(self.leave)
 
@@ -167,11 +168,11 @@ class GradientHooks(SubgraphTracer):
             return
         text = "has no hooks that backward calls"
         if not leaf.source.static:
-            self.tensors.guards.holds(leaf.source.name, text, NoHooks(asked), leaf.source)
+            self.guards.holds(leaf.source.name, text, NoHooks(asked), leaf.source)
             return
         if asked not in self.none:
             self.none[asked] = NoHooks(asked)
-            self.tensors.guards.holds("each parameter", text, self.none[asked])
+            self.guards.holds("each parameter", text, self.none[asked])
         self.none[asked].leaves[id(leaf.real)] = weakref.ref(leaf.real)
 
     def in_backward(
