@@ -114,6 +114,9 @@ def copied(x: Any) -> Any:
     if cls in COPY_IS_METHOD:
         return x.copy()
     if cls not in COPIED_IN_C and not issubclass(cls, type) and is_plain_object(cls):
+        for name in COPY_PROTOCOL:
+            if name in x.__dict__:  # (of most of them the object is asked, not its class)
+                return original_copy(x)
         made = cls.__new__(cls)
         made.__dict__.update(x.__dict__)
         return made
@@ -175,6 +178,8 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         done.append((x, made))
         state = {}
         for key, value in x.__dict__.items():
+            if key in COPY_PROTOCOL:
+                return object.__reduce_ex__(x, 4)  # a graph break
             state[key] = deep_copy(value, done)
         made.__dict__.update(state)
         return made

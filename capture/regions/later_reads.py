@@ -156,7 +156,7 @@ class LaterReads:
         if instance is not None:
             self.found.instance(record.source, value, instance.namespace)
         elif is_kind(record.source, Static) and record.source.via is not None and not is_kind(value, type):
-            held = functools.partial(is_still, weakref.ref(value), type(value))
+            held = functools.partial(is_still, as_weak(value), type(value))
             self.holds(f"type({record.source.name})", held)
 
     def entry(self, the_dict: Any, key: Any, value: Any) -> None:

@@ -98,3 +98,22 @@ def test_as_in_python(name, place):
 def test_without_the_guard_it_is_missed(name, monkeypatch):
     monkeypatch.setattr(Attributes, "rely_on", lambda self, cls, *names: None)
     assert not same(run(lambda step: step, name, "class"), run(capture, name, "class"))
+
+
+@pytest.mark.parametrize("method", ["__deepcopy__", "__reduce_ex__", "__getstate__"])
+@pytest.mark.parametrize("function", [copy.copy, copy.deepcopy])
+def test_an_object_that_says_how_it_is_copied(function, method):
+    def run(call):
+        c, found = Other(), []
+        c.v = 1
+        step = call(lambda x: (x * 2, function(c).v))
+        for i in range(4):
+            if i == 2:
+                vars(c)[method] = lambda *given: (Other, ()) if method == "__reduce_ex__" else Other()
+            try:
+                found.append(step(torch.ones(2)))
+            except Exception as error:
+                found.append(type(error))
+        return found
+
+    assert same(run(lambda step: step), run(capture))
