@@ -49,7 +49,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as gro
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
+from moebius.lowering.step.autocast import autocast_now, depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 from moebius.lowering.torch_private import storage_of as storage_of
 
@@ -428,7 +428,7 @@ def preserved_state() -> Iterator[None]:
         leave_to(depth)
         assert torch.is_inference_mode_enabled() == inference
         leave_to_depth(nesting)
-        if nesting == 0:
+        if nesting == 0 and not autocast_now():  # (switched on without a block, it holds copies of the user's)
             torch.clear_autocast_cache()  # of copies of fakes
 
 

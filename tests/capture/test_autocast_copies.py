@@ -140,3 +140,32 @@ def test_a_branch_that_leaves_the_graph_in_a_block_leaves_the_block_once():
         assert torch.equal(got, want)
         assert all(map(torch.equal, ours.parameters(), plain.parameters()))
     assert {"branch on data", "backward()"} <= {r.guard for r in stats(step).recompiles}
+
+
+def trained(model, x):
+    y = model[2](natively(model[1](model[0](x))))
+    loss = y.float().square().sum()
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.05 * p.grad
+    return loss.detach()
+
+
+def test_autocast_that_was_switched_on_without_a_block():
+    """Nothing leaves it: plain Python goes on with the copies that its first call has made."""
+
+    def run(call):
+        model, step, found = net(), call(trained), []
+        try:
+            for i in range(5):
+                if i == 1:
+                    torch.set_autocast_enabled("cpu", True)
+                found.append(step(model, torch.ones(3, 4) * i).item())
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+            torch.clear_autocast_cache()
+        return found
+
+    assert run(capture) == pytest.approx(run(lambda step: step))
