@@ -120,7 +120,7 @@ class GradientHooks(SubgraphTracer):
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
         self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
-        self.guards = domain.guards
+        self.guards = self.tensors.guards
         self.none: dict[Any, NoHooks] = {}  # what is guarded, by what asks a tensor for its hooks
         self.objects.after_effects.append(self.leave)
 
