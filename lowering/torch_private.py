@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 set_grad_enabled = torch._C._set_grad_enabled
+TENSORS = frozenset({"Tensor", "List[Tensor]"})  # types of arguments and results in schemas
 assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the kernel runs, without a synchronisation
 
 
@@ -198,23 +199,24 @@ def only_reads(name: str) -> bool:
 
 @functools.cache
 def returns_new(name: str) -> bool:
-    """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own. (One that is
-    made of other operators may hand on an argument of its own and not say so.)"""
+    """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own, or lists of such.
+    (One that is made of other operators may hand on an argument of its own and not say so.)"""
     found = [one for one in overloads_of(name) if torch._C._dispatch_has_kernel(one.name())]
     found = [one for one in found if is_of_tensors(one._schema)]
-    return bool(found) and not name.startswith(("_", "unsafe")) and all(map(gives_new, found))
+    of_torchs_own = name.startswith(("_", "unsafe")) and not name.startswith("_foreach_")
+    return bool(found) and not of_torchs_own and all(map(gives_new, found))
 
 
 def is_of_tensors(schema: Any) -> bool:
     """Not an overload that numbers take in TorchScript, nor one of named dimensions, nor with ``out``."""
     kinds = [str(argument.type) for argument in schema.arguments]
-    tensors = any(kind in ("Tensor", "Tensor[]") for kind in kinds)
+    tensors = any(kind in TENSORS for kind in kinds)
     return tensors and not any(a.is_out for a in schema.arguments) and not any("Dimname" in kind for kind in kinds)
 
 
 def gives_new(overload: Any) -> bool:
     returns = overload._schema.returns
-    made = returns and all(str(one.type) == "Tensor" and one.alias_info is None for one in returns)
+    made = returns and all(str(one.type) in TENSORS and one.alias_info is None for one in returns)
     return made and not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 

@@ -21,8 +21,10 @@ from torch import nn
 import moebius
 from moebius import capture, stats
 from moebius.cache import captured
+from moebius.lowering import aliasing
 from moebius.lowering.experts import idle
 from moebius.lowering.memo import Memo
+from moebius.lowering.torch_private import returns_new
 
 OURS = tuple(os.path.dirname(os.path.abspath(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering))
 BASE = 4
@@ -319,6 +321,21 @@ def trains_unlike_layers(n: int) -> Any:
     return step, (torch.randn(8, 8),)
 
 
+def trains_over_lists(n: int) -> Any:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return step, (torch.randn(4, 4),)
+
+
 PROGRAMS = (
     asks_for_strides, keeps_what_it_made, writes_in_place, branches_on_data, branches_with_gradients, layers_that_count,
     counters_in_an_argument, trains, accumulates, reads_and_writes_texts, asks_caches,
@@ -359,6 +376,16 @@ def test_what_lowering_costs_grows_with_the_program(kept, monkeypatch):
     found = growth(trains_unlike_layers, 2 if kept else BASE, "moebius")
     walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
     assert bool(walking) != kept, walking
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_operators_on_lists_cost_grows_with_the_program(known, monkeypatch):
+    """known: where it isn't, each tensor that such an operator makes may share memory with all that it was given."""
+    if not known:
+        monkeypatch.setattr(aliasing, "returns_new", lambda name: "_foreach_" not in name and returns_new(name))
+    found = growth(trains_over_lists, BASE, "moebius")
+    walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
+    assert bool(walking) != known, walking
 
 
 def test_a_product_of_itself_is_asked_about_once():

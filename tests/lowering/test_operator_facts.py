@@ -51,13 +51,15 @@ def test_what_draws_is_never_run_twice(name: str) -> None:
     assert not any(map(only_computes, made))
 
 
-@pytest.mark.parametrize("name", ["cos", "baddbmm", "logaddexp", "index_fill", "masked_select", "tril", "floor"])
+@pytest.mark.parametrize("name", ["cos", "baddbmm", "logaddexp", "index_fill", "masked_select", "tril", "floor",
+                                  "_foreach_norm", "_foreach_sqrt", "_foreach_addcdiv", "unbind_copy"])  # fmt: skip
 def test_new_by_schema(name: str) -> None:
     assert returns_new(name)
 
 
 @pytest.mark.parametrize("name", ["reshape", "contiguous", "to", "einsum", "type_as", "view_as_real", "unsafe_split",
-                                  "_unsafe_view", "dropout", "relu_", "no_such_operator"])  # fmt: skip
+                                  "_unsafe_view", "dropout", "relu_", "no_such_operator", "_foreach_sqrt_",
+                                  "split", "unbind", "meshgrid", "broadcast_tensors", "atleast_1d"])  # fmt: skip
 def test_perhaps_not_new_by_schema(name: str) -> None:
     assert not returns_new(name)
 
