@@ -139,7 +139,7 @@ def runs_writer(node: fx.Node) -> bool:
 
 def writes_outside(graph: fx.Graph) -> bool:
     """Whether a graph writes into anything but the tensors that it makes."""
-    storage = storage_of_body(graph)
+    storage = storage_of(graph)
     return any(not storage.is_fresh(target) for targets in storage.writers.values() for target in targets)
 
 
@@ -169,16 +169,17 @@ INPLACE_METHODS = frozenset(f"__{name}__" for name in INPLACE_OPERATORS)
 
 def loop_writes(call: Call) -> list[fx.Node]:
     """What the iterations of a loop write: the outer nodes of those placeholders that the body changes."""
-    storage = storage_of_body(loop_body(call.node).graph)
+    storage = storage_of(loop_body(call.node).graph)
     roots = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
     return [outer for inner, outer in given_to(call.node).items() if inner in roots and isinstance(outer, fx.Node)]
 
 
-def storage_of_body(graph: fx.Graph) -> Storage:
-    """The Storage of a loop's body. Equal layers have one body, which no pass changes: it is read once."""
+def storage_of(graph: fx.Graph) -> Storage:
+    """The Storage of a graph that no pass changes: what was captured, or a loop's body, which equal layers share. It is
+    read once, and is not to be changed."""
     if MEMO.known is None:
         return Storage(graph)
-    known = MEMO.known.bodies
+    known = MEMO.known.storages
     if graph not in known:
         known[graph] = Storage(graph)
     return known[graph]
@@ -265,7 +266,7 @@ class Storage:
         operands."""
         body, given = loop_body(loop.node).graph, given_to(loop.node)
         results: Any = body.output_node().args[0]
-        iterations = storage_of_body(body)
+        iterations = storage_of(body)
         once = type(loop["source"]) is int and loop["source"] == 1
         parts = [part] if once else range(len(results))  # (a later iteration is given what an earlier one has made)
         made = [iterations.roots[results[i]] if isinstance(results[i], fx.Node) else frozenset() for i in parts]

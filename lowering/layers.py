@@ -20,13 +20,14 @@ from typing import Any
 from torch import fx
 
 from moebius.kernels.precision import text_of
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_of
 from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.contract import Work
 from moebius.lowering.draft import Draft
 from moebius.lowering.experts.loops import find_loops, loops_among
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
+from moebius.lowering.memo import remembering
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import (
     Layer,
@@ -144,10 +145,11 @@ def lower_layers(captured: CapturedGraph, options: LoweringOptions) -> Parts | N
     if not bodies:
         return None
     calls = [LayerCall(work.gm, isolated=True, fresh=are_fresh(work.gm.graph)) for work in bodies]
-    outer, _ = with_calls(captured.gm, layers, calls)
-    if changes_what_layers_keep(outer):
-        return None
-    work = run_passes(dataclasses.replace(captured, gm=Draft(captured.gm, outer)), options)
+    outer = Draft(captured.gm, with_calls(captured.gm, layers, calls)[0])
+    with remembering():
+        if changes_what_layers_keep(outer.graph):
+            return None
+        work = run_passes(dataclasses.replace(captured, gm=outer), options)
     modules = modules_of([work.gm, *(body.gm for body in bodies)])
     return None if modules is None else Parts(captured, layers, bodies, work, modules)
 
@@ -175,7 +177,7 @@ def writes_outside(graph: fx.Graph) -> bool:
 def changes_what_layers_keep(outer: fx.Graph) -> bool:
     """Whether something writes into what a layer was given, between it and its backward: the proof of a layer alone
     can't see that."""
-    storage = Storage(outer)
+    storage = storage_of(outer)
     calls = [node for node in outer.nodes if isinstance(node.target, LayerCall)]
     given = ((call, call.all_input_nodes) for call in calls)
     return any(writer_before_backward(storage, call, kept, kept, call) is not None for call, kept in given)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, computes, storage_of_body, writes_into
+from moebius.lowering.aliasing import Storage, computes, storage_of, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
 from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
@@ -313,7 +313,7 @@ class Opening:
             if not plain and not computes(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
         needed = computed_of([self.down], lambda node: node.all_input_nodes)
-        writer = storage_of_body(self.body).writer_into(needed, self.down) if self.writes else None
+        writer = storage_of(self.body).writer_into(needed, self.down) if self.writes else None
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the expert is computed of", writer)
         idle = drawn_for_nothing(self.body)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import storage_of_body
+from moebius.lowering.aliasing import storage_of
 from moebius.lowering.experts.facts import (
     Accumulated,
     Constant,
@@ -118,7 +118,7 @@ class Reader:
         """Those that known operators write into, and those that unknown ones may: with the first such operator."""
         written: set[fx.Node] = set()
         touched: dict[fx.Node, fx.Node] = {}
-        storage = storage_of_body(self.body.graph)
+        storage = storage_of(self.body.graph)
         for node, targets in storage.writers.items():
             for root in frozenset().union(*(storage.roots[target] for target in targets)):
                 if read_call(node) is None:

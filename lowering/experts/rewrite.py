@@ -105,8 +105,9 @@ def replace_loops(work: Work) -> None:
 
 def replace_all(work: Work) -> None:
     """Every front end, once."""
-    storage = Storage(work.gm.graph)
+    storage: Storage | None = None  # made where one is asked for: most graphs have nothing of a kind
     for loop in find_loops(work.gm):
+        storage = storage or Storage(work.gm.graph)
         region = unlowered_region(loop, work.keep_loops)
         work.regions.append(region)
         if work.keep_loops is None and not replace_loop(work, loop, storage, region) and takes_blocks(work):
@@ -114,7 +115,7 @@ def replace_all(work: Work) -> None:
     if work.keep_loops is not None:
         return
     plain = write_plainly(work) if takes_blocks(work) else []
-    failed = replace_iterations(work, Storage(work.gm.graph))
+    failed = replace_iterations(work)
     for chain in dense_chains(work.gm.graph):
         work.regions += replace_chain(work, chain)
     for find in (choices, stacks):
@@ -510,10 +511,11 @@ def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     return reaches({one for one in adds.all_input_nodes if one is not adds.args[0]}, wanted, least, itself=True)
 
 
-def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
+def replace_iterations(work: Work) -> list[Failed]:
     """The same for iterations that stand one after another: all of them as one loop, or as loops of equal length.
     Returns those that it could not replace."""
     failed = []
+    storage: Storage | None = None
     done = {node for node in work.gm.graph.nodes if node.target is blocks_apart}
     for anchors in groups(work.gm.graph):
         if all(sum_of(anchor) is not None for anchor in anchors):
@@ -521,7 +523,8 @@ def replace_iterations(work: Work, storage: Storage) -> list[Failed]:
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
             continue  # the iterations of a loop that was written out: their experts are an operator already
         anchors = without_identities(anchors)
-        found, refusals = in_equal_parts(anchors, lambda part: replace_part(work, part, storage))
+        storage = known = storage or Storage(work.gm.graph)
+        found, refusals = in_equal_parts(anchors, lambda part, known=known: replace_part(work, part, known))
         work.regions += found
         if not found and adds_rows(anchors[0]):
             worst = max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.step import is_backward
 from moebius.lowering.step.given_out import SHAPES, is_differentiable
@@ -18,7 +18,7 @@ Readers = dict[tuple[str, str], frozenset[str]]
 
 def readers_before_writes(gm: fx.GraphModule) -> Readers:
     """By (value, write), by name: what was computed of the value by then. Views are the value itself."""
-    storage = Storage(gm.graph)
+    storage = storage_of(gm.graph)
     found: Readers = {}
     for writer, targets in [*storage.writers.items(), *given_out(gm.graph, storage)]:
         if is_backward(writer):

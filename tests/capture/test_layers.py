@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from moebius import capture, explain, lowering
 from moebius.api import captured_of
-from moebius.lowering import equal_nodes, layers
+from moebius.lowering import aliasing, equal_nodes, layers
 from moebius.lowering.experts import rewrite
 from moebius.lowering.layers import are_fresh, writes_outside
 from moebius.lowering.repeats import find_layers
@@ -221,6 +222,17 @@ def test_it_grows_without(off, monkeypatch):
 
         monkeypatch.setattr(layers, "find_layers", alone)
     assert proofs_of_a_step(monkeypatch, 4) < proofs_of_a_step(monkeypatch, 8)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_writes_where_is_asked_of_the_whole_graph_twice(kept, monkeypatch):
+    """Of what was captured, and of what an optimizer's chains are joined in; once more where the first is not kept."""
+    sizes, init = [], aliasing.Storage.__init__
+    monkeypatch.setattr(aliasing.Storage, "__init__", lambda s, graph: sizes.append(len(graph.nodes)) or init(s, graph))
+    if not kept:
+        monkeypatch.setattr(layers, "remembering", contextlib.nullcontext)
+    proofs_of_a_step(monkeypatch, 8)
+    assert sum(size > max(sizes) / 2 for size in sizes) == (2 if kept else 3), sizes
 
 
 @pytest.mark.parametrize(("name", "seen"), [("down", True), ("gate_up", True), ("down", False)])
