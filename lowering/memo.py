@@ -13,9 +13,9 @@ from torch import fx
 
 @dataclass
 class Known:
-    """calls: nodes as ``operators.read_call`` read them, each with what it was read from. storages: of
-    graphs that no pass changes (aliasing.py). values: of operators on tensors with equal metadata (values.py). zeros: which nodes are
-    zero whatever they are computed of, each with the call that said so (experts/idle.py)."""
+    """calls: nodes as ``operators.read_call`` read them, each with what it was read from. storages: of graphs
+    that no pass changes (aliasing.py). values: of operators on tensors with equal metadata (values.py). zeros: which
+    nodes are zero whatever they are computed of, each with the call that said so (experts/idle.py)."""
 
     calls: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     storages: dict[fx.Graph, Any] = field(default_factory=dict)

@@ -199,8 +199,8 @@ def only_reads(name: str) -> bool:
 
 @functools.cache
 def returns_new(name: str) -> bool:
-    """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own, or lists of such.
-    (One that is made of other operators may hand on an argument of its own and not say so.)"""
+    """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own, or lists of
+    them. (One that is made of other operators may hand on an argument of its own and not say so.)"""
     found = [one for one in overloads_of(name) if torch._C._dispatch_has_kernel(one.name())]
     found = [one for one in found if is_of_tensors(one._schema)]
     of_torchs_own = name.startswith(("_", "unsafe")) and not name.startswith("_foreach_")
