@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -523,8 +524,8 @@ def replace_iterations(work: Work) -> list[Failed]:
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
             continue  # the iterations of a loop that was written out: their experts are an operator already
         anchors = without_identities(anchors)
-        storage = known = storage or Storage(work.gm.graph)
-        found, refusals = in_equal_parts(anchors, lambda part, known=known: replace_part(work, part, known))
+        storage = storage or Storage(work.gm.graph)
+        found, refusals = in_equal_parts(anchors, partial(replace_part, work, storage=storage))
         work.regions += found
         if not found and adds_rows(anchors[0]):
             worst = max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))
