@@ -159,8 +159,9 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
         if call is not None and call.name in PRODUCTS:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
     found = []
-    wanted = reaching_gradients(graph)  # (an expert that nobody reads gets no gradient, of zeros neither)
-    for nodes in lines.values():
+    several = [nodes for nodes in lines.values() if len(nodes) > 1]
+    wanted = reaching_gradients(graph) if several else ()  # (an expert that nobody reads gets no gradient)
+    for nodes in several:
         nodes = [node for node in nodes if node in wanted] or nodes
         ups: set[fx.Node] = set()  # (of one line too, where a module runs its layers in a loop)
         every = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node, ups=ups))}

@@ -47,11 +47,11 @@ def functional(graph: fx.Graph) -> bool:
     made: set[fx.Node] = set()
     for node in list(graph.nodes):
         call = read_call(node)
-        again = call is not None and call.op.inplace and call.name in FORMS and node.args[0] in made
-        if not again and not may_be_one(node):
+        if call is None or not call.op.inplace or call.name not in FORMS:
             continue
-        assert call is not None
         target: Any = node.args[0]
+        if target not in made and not may_be_one(node):
+            continue
         storage = storage or Storage(graph)
         if not is_alone(target, node, storage):
             continue

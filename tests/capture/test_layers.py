@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from moebius import capture, explain, lowering
 from moebius.api import captured_of
 from moebius.lowering import aliasing, equal_nodes, layers
-from moebius.lowering.experts import rewrite
+from moebius.lowering.experts import blocks, rewrite
 from moebius.lowering.layers import are_fresh, writes_outside
 from moebius.lowering.repeats import find_layers
 
@@ -233,6 +233,13 @@ def test_who_writes_where_is_asked_of_the_whole_graph_twice(kept, monkeypatch):
         monkeypatch.setattr(layers, "remembering", contextlib.nullcontext)
     proofs_of_a_step(monkeypatch, 8)
     assert sum(size > max(sizes) / 2 for size in sizes) == (2 if kept else 3), sizes
+
+
+def test_what_gradients_reach_is_asked_where_products_of_one_line_may_be_experts(monkeypatch):
+    graphs, reaching = [], blocks.reaching_gradients
+    monkeypatch.setattr(blocks, "reaching_gradients", lambda graph: graphs.append(graph) or reaching(graph))
+    proofs_of_a_step(monkeypatch, 4)
+    assert not graphs
 
 
 @pytest.mark.parametrize(("name", "seen"), [("down", True), ("gate_up", True), ("down", False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch.nn import functional
 
 from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.operators import CONTROL, FUNCTIONS, METHODS, Operator
-from moebius.lowering.torch_private import draws_numbers, only_reads, returns_new
+from moebius.lowering.torch_private import draws_numbers, foreach_operators, only_reads, returns_new
 
 TORCHS = {f: op for f, op in FUNCTIONS.items() if "torch" in str(getattr(f, "__module__", ""))}
 SPELLINGS = [*((f.__name__, op) for f, op in TORCHS.items()), *METHODS.items()]
@@ -62,6 +64,45 @@ def test_new_by_schema(name: str) -> None:
                                   "split", "unbind", "meshgrid", "broadcast_tensors", "atleast_1d"])  # fmt: skip
 def test_perhaps_not_new_by_schema(name: str) -> None:
     assert not returns_new(name)
+
+
+LISTS = [name for name in foreach_operators() if returns_new(name)]
+
+
+def results_of(name: str, given: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """What an operator on lists makes of one, with whatever else it takes; None where it takes something else."""
+    others = [torch.rand(2) + 1.0 for _ in given]
+    for rest in ((), (2.0,), (others,), (others, others), (others, 0.5), ([1.0] * len(given),)):
+        with contextlib.suppress(TypeError, RuntimeError):
+            return list(getattr(torch, name)(given, *rest))
+    return None
+
+
+def test_what_operators_on_lists_make_is_new() -> None:
+    assert len(LISTS) > 40
+    unknown = []
+    for name in LISTS:
+        given = [torch.rand(2) + 1.0, torch.rand(2) + 1.0]
+        made = results_of(name, given)
+        if made is None:
+            unknown.append(name)
+            continue
+        storages = [one.untyped_storage().data_ptr() for one in (*given, *made)]
+        assert len(set(storages)) == len(given) + len(made), name
+    assert len(unknown) < 5, unknown
+
+
+def test_each_tensor_of_a_new_list_has_a_storage_of_its_own() -> None:
+    graph = fx.Graph()
+    given = [graph.placeholder("x"), graph.placeholder("y")]
+    made = graph.call_function(torch._foreach_sqrt, (given,))
+    made.meta["val"] = [torch.ones(2), torch.ones(2)]
+    first, second = (graph.call_function(operator.getitem, (made, i)) for i in range(2))
+    written = graph.call_function(torch._foreach_mul_, ([first, given[1]], 2.0))
+    storage = Storage(graph)
+    assert not any(storage.share(one, other) for one in (first, second) for other in given)
+    assert not storage.share(first, second)
+    assert storage.writers[written] == [first, given[1]]
 
 
 @pytest.mark.parametrize("activation", [functional.elu, functional.rrelu, functional.silu])
