@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..guards.recorder import GuardRecorder
+from ..guards.sources import Source
 from ..hook import memory_overlaps
 from ..torch_facts.spans import firsts_of, has_memory, span
 from ..values.values import TensorProxy
@@ -51,7 +53,7 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
 
 def guard_overlaps(guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
     """For a step that writes into one of its inputs."""
-    known = [(source, p.real) for p in inputs if (source := p.source) is not None and has_memory(p.real)]
+    known: list[tuple[Source, Any]] = [(p.source, p.real) for p in inputs if p.source and has_memory(p.real)]
     reached = [(source, real) for source, real in known if not source.static]
     held = [(source, real) for source, real in known if source.static]
     if len(known) > 1:

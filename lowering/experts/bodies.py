@@ -9,7 +9,7 @@ from torch import fx
 
 from moebius.lowering.contract import Work
 from moebius.lowering.operators import added_body, loop_body
-from moebius.lowering.values import certain, copy_node, stands_at
+from moebius.lowering.values import copy_node, stands_at
 
 
 def rewrite_body(work: Work, loop: fx.Node, word: str, rewrite: Callable[[Work], bool]) -> None:
@@ -24,5 +24,5 @@ def rewrite_body(work: Work, loop: fx.Node, word: str, rewrite: Callable[[Work],
     with work.gm.graph.inserting_before(loop):
         given = stands_at(work.gm.graph.get_attr(added_body(work.gm, word, inner.gm)), loop)
     given.meta["val"] = None
-    work.loose.append(certain(loop.args[0]))
+    work.loose += [one for one in loop.all_input_nodes if one.op == "get_attr"]
     loop.args = (given, *loop.args[1:])

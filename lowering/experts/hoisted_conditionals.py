@@ -319,15 +319,15 @@ class Opening:
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
-        made, table, wanted = len(self.made), dict(self.table), expert_rows(self.down) or []
+        before, table, wanted = len(self.made), dict(self.table), expert_rows(self.down) or []
         try:
             self.ask()
             for rows in wanted:
                 self.table[rows] = self.add(self.graph.call_function(rows_if, (self.outer(rows), self.asked)), rows)
         except Differ as difference:
-            for node in reversed(self.made[made:]):
+            for node in reversed(self.made[before:]):
                 self.graph.erase_node(node)
-            self.made, self.table = self.made[:made], table
+            self.made, self.table = self.made[:before], table
             if not self.find(wanted):
                 raise difference
         asked = self.asked
@@ -431,7 +431,7 @@ class Opening:
         body.output((*(table[rows] for rows in wanted), False))
         none = list[fx.Node]()
         for like, rows in zip(known, wanted, strict=True):
-            options = {"dtype": like.dtype, "device": like.device}
+            options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
             none.append(self.add(self.graph.call_function(torch.zeros, ((0, *like.shape[1:]),), options), rows))
         given = given_to(self.branch)
         found = self.loop("rows", body, (*none, True), tuple(given[node] for node in inputs if node in needed))

@@ -46,7 +46,7 @@ class Written:
     """Iterations of a loop as nodes before it. carried: what the loop gives. branches: those that values decide."""
 
     def __init__(self, gm: fx.GraphModule, loop: fx.Node):
-        self.gm, self.loop = gm, loop
+        self.gm, self.graph, self.loop = gm, loop.graph, loop
         self.nodes: list[fx.Node] = []
         self.branches: list[fx.Node] = []
         self.carried: list[Any] = list(certain(read_call(loop))["carried"])
@@ -56,7 +56,7 @@ class Written:
         """Of the graph, what was written from a node on."""
         gone = self.nodes[first:]
         for node in reversed(gone):
-            self.loop.graph.erase_node(node)
+            self.graph.erase_node(node)
         self.nodes, self.branches = self.nodes[:first], [node for node in self.branches if node not in gone]
 
     def iteration(self, body: fx.GraphModule, row: Any, carried: list[Any], captures: Any) -> list[Any]:
@@ -97,7 +97,7 @@ class Written:
         """An iteration as a branch: its number is one of the values that it is given."""
         if body not in self.bodies:
             self.bodies[body] = added_body(self.gm, "iteration", numbered(body))
-        graph, values = self.loop.graph, tuple(map(value_of, carried))
+        graph, values = self.graph, tuple(map(value_of, carried))
         given = self.put(graph.get_attr(self.bodies[body]), None)
         node = self.put(graph.call_function(expert_loop, (given, 1, tuple(carried), (row, *captures))), values)
         self.branches.append(node)
@@ -117,8 +117,8 @@ class Written:
             return node.target(*args)  # type: ignore[operator]
         if node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], int):
             return args[0][args[1]]  # what a branch that was taken carries on
-        with self.loop.graph.inserting_before(self.loop):
-            made = self.loop.graph.create_node(node.op, node.target, args, kwargs)
+        with self.graph.inserting_before(self.loop):
+            made = self.graph.create_node(node.op, node.target, args, kwargs)
         made.meta.update(node.meta)
         self.nodes.append(made)
         return made
