@@ -32,6 +32,9 @@ from moebius.lowering.experts.unrolled_loops import (
 from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
+    Call,
+    given_to,
+    loop_body,
     read_call,
     target_name,
 )
@@ -144,9 +147,23 @@ def source_of(rows: fx.Node) -> fx.Node | None:
             continue
         if call.name not in VIEWS | LOOKUPS:
             break
+        if call.name == "getitem" and part_of_loop(call) is not None:
+            outer = source_in_branch(*certain(part_of_loop(call)))
+            if outer is None:
+                break
+            node, chosen = outer, True
+            continue
         chosen = chosen or any(len(shape_of(key) or ()) > 0 for key in node.all_input_nodes if key is not call["input"])
         node = call["input"]
     return node if node is not rows else None
+
+
+def source_in_branch(branch: Call, part: int) -> fx.Node | None:
+    """The same of rows that a branch looks up: what it was given for it."""
+    results: Any = loop_body(branch.node).graph.output_node().args[0]
+    inner = source_of(results[part]) if isinstance(results[part], fx.Node) else None
+    outer = None if inner is None else given_to(branch.node).get(inner)
+    return outer if isinstance(outer, fx.Node) else None
 
 
 def runs(graph: fx.Graph) -> list[list[fx.Node]]:

@@ -284,6 +284,9 @@ def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[f
     if not stacked or not any(down in asked for down in downs):
         return
     first = min(stacked)
+    for condition in filter(None, map(asked.get, downs)):
+        if first < condition:  # (what it is found with is there, as the rows are)
+            first.prepend(condition)
     ran = put_before(first, experts_that_ran, tuple(asked.get(down, False) for down in downs), first, None)
     for node in stacked:
         node.args = (ran, *node.args[1:])
