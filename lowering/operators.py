@@ -384,6 +384,8 @@ def read(node: fx.Node) -> Call | None:
     if node.op == "call_function":
         if node.target is getattr:
             op, args = ATTRIBUTES.get(str(args[1])), args[:1]
+        elif node.target is torch.einsum and (product := product_of(*args)) is not None:
+            op, args = FUNCTIONS[product], args[1:]
         else:
             op = FUNCTIONS.get(node.target) or CUSTOM.get(custom_operator_name(node.target) or "")
     elif node.op == "call_method":
@@ -400,6 +402,21 @@ def read(node: fx.Node) -> Call | None:
     if bound.get("inplace") not in (None, False):
         op = Operator(op.name, op.parameters, inplace=True, alias=True)
     return Call(op, bound, node)
+
+
+def product_of(text: Any, *operands: Any) -> Callable[..., torch.Tensor] | None:
+    """What an einsum of rows and one matrix is, ``torch.einsum("nd,df->nf", rows, w)``."""
+    if type(text) is not str or text.count("->") != 1 or text.count(",") != 1 or len(operands) != 2:
+        return None
+    parts, result = text.replace(" ", "").split("->")
+    rows, matrix = parts.split(",")
+    letters, inner = rows.replace("...", ""), rows[-1:]
+    outer = matrix.replace(inner, "") if inner.isalpha() else ""
+    if len(matrix) != 2 or len(outer) != 1 or outer in rows or len(set(letters)) != len(letters):
+        return None
+    if result != rows[:-1] + outer:
+        return None
+    return torch.matmul if matrix[0] == inner else torch.nn.functional.linear
 
 
 def operator_name(target: Any) -> str | None:

@@ -42,7 +42,6 @@ from moebius.lowering.experts.hoisted_conditionals import (
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
-from moebius.lowering.experts.matrix_products import write_products
 from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, find_overlooked, missed_experts
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
@@ -93,7 +92,6 @@ def replace_loops(work: Work) -> None:
         if takes_blocks(work):
             write_out_of_place(work)
         sides.plainly(work)
-        write_products(work)
         postpone_zeros(work)
         straighten(work, takes_blocks(work))
     replace_all(work)
