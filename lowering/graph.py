@@ -76,9 +76,9 @@ fx.wrap("skip_iteration")
 class CapturedGraph:
     """One graph that capture extracted from a frame.
 
-    gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``, and those that
-        overlapped in memory when they were captured the same ``meta["memory"]``; every node carries ``meta["val"]``
-        (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
+    gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``, and plain
+        tensors ``meta["memory"]``, those that overlapped when they were captured the same; every node carries
+        ``meta["val"]`` (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
     file, line: where the captured frame (or its part after a graph break) begins.
     fault: the error of ours because of which it runs as it was captured, if there was one.
     cold_seconds: wall time from the call's start until this graph could run; times: what of it went where.

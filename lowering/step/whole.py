@@ -99,8 +99,6 @@ def check_node(node: fx.Node) -> None:
     if node.op == "placeholder":
         if not is_number(node) and not isinstance(value, torch.Tensor | torch.SymInt):
             refuse(f"an input of it is a {type(value).__name__}")
-        if node.meta.get("memory") is not None:
-            refuse("inputs of it share memory")
     elif node.op == "get_attr":
         if isinstance(getattr(node.graph.owning_module, str(node.target), None), torch.nn.Module):
             refuse("a loop, a branch or another region with a graph of its own is in it")
@@ -148,6 +146,9 @@ class WholeStep:
     def __init__(self, gm: fx.GraphModule, as_it_is: Callable[..., tuple]):
         self.as_it_is, graph = as_it_is, gm.graph
         nodes, placeholders = list(graph.nodes), graph.find_nodes(op="placeholder")
+        memory = [node.meta["memory"] for node in placeholders if "memory" in node.meta]
+        if len(set(memory)) < len(memory):
+            refuse("inputs of it share memory")
         for node in sorted(nodes, key=lambda node: node.target is not backward_with_hooks):
             check_node(node)
         if not any(map(is_backward, nodes)):
