@@ -56,6 +56,9 @@ class ComputedKeys(LateWrites):
             return UNREAD
         if (known := self.known_key(key)) is None:
             return UNREAD
+        today = known.today
+        if kind not in DICTS and type(today) not in (int, bool):  # (equals a place, and is none)
+            return UNREAD
         self.tell_reader(record)
         for place, value in reversed(record.late or ()):
             if not is_plain(place) and self.known_key(place) is None:
@@ -64,9 +67,8 @@ class ComputedKeys(LateWrites):
                 return value
         if record.changed_at_plain_keys:
             return UNREAD
-        today = known.today
         if kind not in DICTS:
-            present = type(today) in (int, bool) and -len(record.obj) <= today < len(record.obj)
+            present = -len(record.obj) <= today < len(record.obj)
             if not present or (record.late and today < 0):  # (late places are counted from the start)
                 return UNREAD
         elif not dict.__contains__(record.obj, today):

@@ -179,3 +179,26 @@ def test_a_key_that_is_missing_later(recwarn):
         assert torch.equal(item(dict(table), i), table[i])
     with pytest.raises(KeyError, match="^9$"):
         item(dict(table), 9)
+
+
+@pytest.mark.parametrize("key", ["i * 1.0 % N", "i % N / 1", "round(i / 2, 0) % N"])
+@pytest.mark.parametrize("kind", ["numbers", "tensors"])
+def test_a_float_is_no_place_of_a_list(kind: str, key: str, tmp_path, recwarn):
+    """Not where it equals one that was written at, either."""
+    text = f"""
+def step(me, x):
+    me.step += 1
+    i = me.step
+    me.a[int({key})] = x
+    return x + me.a[{key}]
+"""
+    (file := tmp_path / "floats.py").write_text(text)
+    space = {"N": N}
+    exec(compile(text, str(file), "exec"), space)
+    for base in ("list", "dict"):
+        plain, captured = (State(kind, base, shared=False) for _ in range(2))
+        step = capture(space["step"], backend="eager")
+        for n in range(6):
+            x = torch.full((3,), float(n))
+            assert outcome(step, captured, x) == outcome(space["step"], plain, x), base
+            assert picture(captured, {}) == picture(plain, {}), base
