@@ -18,7 +18,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,14 @@ from ..bytecode.hidden_frames import apart, hidden
 from ..codegen.residual import residual_file
 from ..guards.program import CompiledGuards
 from ..guards.recorder import WatchedClass, WatchedInstance
-from ..guards.sources import Part, Source, Static
+from ..guards.sources import Source, Static
 from ..hook import Entry, GuardProgram
+from ..values.formulas import AtSource, Formula
 
 MAX_HANGING = 100_000  # objects; a model with more of them lives as long as its captures
 SHARE = 20  # a look that takes t is followed by none for SHARE * t
 FOREIGN = (type, types.ModuleType, types.CodeType, types.FrameType, weakref.ref, Entry, GuardProgram)
+OF_GUARDS = (Source, AtSource, Formula, tuple)  # what holds what guards refer to
 ONE = [object()]
 OURS = sys.getrefcount(ONE[0])  # the list's, and what the look at a count adds to it
 
@@ -109,7 +111,7 @@ def is_held_by_captures_alone(model: weakref.ref, captures: Captures) -> bool:
         for place in held:
             counts[place] += 1
     for guards, run in captures:
-        for kept in held_by(guards, run):
+        for kept in held_by(guards, run, reachable.places):
             if (at := reachable.places.get(id(kept))) is not None:
                 counts[at] += 1
     kept = None
@@ -118,14 +120,15 @@ def is_held_by_captures_alone(model: weakref.ref, captures: Captures) -> bool:
     return not reachable.lead_to_the_first(outside)
 
 
-def held_by(guards: CompiledGuards, run: Callable[..., Any] | None) -> Iterator[Any]:
-    """What a capture refers to, each object as often as there are references."""
+def held_by(guards: CompiledGuards, run: Callable[..., Any] | None, hanging: Container[int]) -> Iterator[Any]:
+    """What a capture refers to, each object as often as there are references. hanging: the ids of what hangs from the
+    model."""
     for later in guards.later:
-        yield from held_by(later.guards, None)
+        yield from held_by(later.guards, None, hanging)
     yield from gc.get_referents(guards.program)
     for slot in guards.slots:
         yield from slot
-    sources: dict[int, Source] = {}
+    ours = [slot[2] for slot in guards.slots if slot[0] == "python"]
     for fact in guards.facts:
         kind, *rest = fact.check
         yield from rest
@@ -140,13 +143,26 @@ def held_by(guards: CompiledGuards, run: Callable[..., Any] | None) -> Iterator[
             (_, watched) = fact.made.args  # type: ignore[attr-defined]
             assert isinstance(watched, WatchedClass)
             yield from watched.entries.values()
-        source = fact.source
-        while source is not None and id(source) not in sources:
-            sources[id(source)] = source
-            source = source.parent if isinstance(source, Part) else None
-    yield from (source.obj for source in sources.values() if isinstance(source, Static))
+        ours += [fact.source, *fact.sources, *(rest[:1] if kind == "python" else ())]
+    yield from held_by_ours(ours, hanging)
     if isinstance(run, types.FunctionType) and run.__code__.co_filename == residual_file(run.__name__):
         yield from run.__globals__.values()
+
+
+def held_by_ours(starts: Iterable[Any], hanging: Container[int]) -> Iterator[Any]:
+    """What sources, and the functions of guards and slots, refer to, by way of one another as well."""
+    waiting, seen = [*starts], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or id(one) in hanging:
+            continue
+        seen.add(id(one))
+        held = gc.get_referents(one)
+        if (names := getattr(one, "__dict__", None)) is not None and any(part is names for part in held):
+            held += gc.get_referents(names)
+        yield from held
+        if not isinstance(one, Static):  # (what that names is the user's)
+            waiting += [part for part in held if isinstance(part, OF_GUARDS)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
