@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import copyreg
 import functools
 import itertools
 import sys
@@ -312,8 +313,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         count_the_step(optimizer, self.gradients, options is not None and options.mesh is not None)
 
     def is_plain_object(self, cls: type) -> bool:
-        for name in COPY_PROTOCOL:
-            self.attributes.on_type(cls, name)
+        self.attributes.rely_on(cls, *COPY_PROTOCOL)
+        self.guards.dict_entry("copyreg", copyreg.dispatch_table, cls, copyreg.dispatch_table.get(cls, ABSENT))
         return is_plain_object(cls)
 
     def copy_tensor(self, tensor: TensorProxy | OpaqueTensor, before: list[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import itertools
 
 import pytest
@@ -114,6 +115,25 @@ def test_an_object_that_says_how_it_is_copied(function, method):
                 found.append(step(torch.ones(2)))
             except Exception as error:
                 found.append(type(error))
+        return found
+
+    assert same(run(lambda step: step), run(capture))
+
+
+@pytest.mark.parametrize("function", [copy.copy, copy.deepcopy])
+def test_a_class_that_copyreg_gets_to_know(function):
+    def run(call):
+        class Made(Other):
+            pass
+
+        c, found = Made(), []
+        c.v = 1
+        step = call(lambda x: (x * 2, function(c).v))
+        for i in range(4):
+            if i == 2:
+                copyreg.pickle(Made, lambda made: (Other, ()))
+            found.append(step(torch.ones(2)))
+        del copyreg.dispatch_table[Made]
         return found
 
     assert same(run(lambda step: step), run(capture))
