@@ -207,11 +207,12 @@ def calibrate_tensors(
         None: done. Else why not; attributes are read as before.
     """
 
-def memory_overlaps(tensors: tuple[Any, ...], itemsizes: bytes, order: bytearray, /) -> bytes | None:
+def memory_overlaps(tensors: tuple[Any, ...], reaches: bytes, order: bytearray, /) -> bytes | None:
     """For each tensor, as int32, the lowest place among those that it has memory in common with, itself included.
 
-    itemsizes: bytes of an element, a byte each. order: int32, the places in the order in which they lay last; it is
-    changed. None: not all of them can be read so (see `calibrate_tensors`); ask their attributes.
+    reaches: int64, bytes from the first element to behind the last one, if they are known; else minus the bytes of an
+    element. order: int32, the places in the order in which they lay last; it is changed. None: not all of them can be
+    read so (see `calibrate_tensors`); ask their attributes.
 
     Raises ValueError where these are not as many as the tensors.
     """

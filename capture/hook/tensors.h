@@ -30,7 +30,7 @@ struct TensorMeta {
 int mb_fast_check(TensorMeta *meta, PyObject *object);      /* 1: passes; 0: unknown, ask the attributes; no errors */
 void mb_fast_record(TensorMeta *meta, PyObject *object);    /* after the attributes said that it passes */
 
-int mb_tensor_span(PyObject *object, int itemsize, uintptr_t *begin, uintptr_t *end);     /* 0: it cannot be read */
+int mb_tensor_span(PyObject *object, int64_t reach, uintptr_t *begin, uintptr_t *end);     /* 0: it cannot be read */
 
 /* By attributes; 1, 0 or -1 with an error. */
 int mb_same_sizes(PyObject *sizes, Py_ssize_t n, const int64_t *expected);    /* takes the reference of `sizes` */

@@ -172,32 +172,42 @@ mb_fast_check(TensorMeta *meta, PyObject *object)
     return meta->flags[REQUIRES_GRAD] < 0 || same_requires_grad(object, impl, meta->flags[REQUIRES_GRAD]);
 }
 
-/* Where a tensor's elements lie: [begin, end); both 0 where it has none. 0: it cannot be read. */
-int
-mb_tensor_span(PyObject *object, int itemsize, uintptr_t *begin, uintptr_t *end)
+/* How many bytes from its first element to behind its last one; 0 where it has none, -1 where it cannot be read. */
+static int64_t
+reach_of(void *tensor, int64_t itemsize)
 {
     int32_t layout;
     int64_t dim, *sizes, *strides, reach = 1;
-    void *address, *tensor = (char *)object + memory.impl;
-    if (!memory.on || !is_known((PyObject *)Py_TYPE(object)) || word_at(object, memory.impl) == NULL ||
-        shim.layout(tensor, &layout) != 0 || layout != memory.strided || shim.dim(tensor, &dim) != 0 ||
+    if (shim.layout(tensor, &layout) != 0 || layout != memory.strided || shim.dim(tensor, &dim) != 0 ||
         shim.sizes(tensor, &sizes) != 0 || shim.strides(tensor, &strides) != 0) {
-        return 0;
+        return -1;
     }
-    *begin = *end = 0;
     for (int64_t i = 0; i < dim; i++) {
         if (sizes[i] == 0) {
-            return 1;
+            return 0;
         }
         reach += (sizes[i] - 1) * strides[i];
     }
-    if (shim.address(tensor, &address) != 0) {
+    return reach * itemsize;
+}
+
+/* Where a tensor's elements lie: [begin, end); both 0 where it has none. reach: as above, if it is known; else minus the
+ * bytes of an element. 0: it cannot be read. */
+int
+mb_tensor_span(PyObject *object, int64_t reach, uintptr_t *begin, uintptr_t *end)
+{
+    void *address, *tensor = (char *)object + memory.impl;
+    if (!memory.on || !is_known((PyObject *)Py_TYPE(object)) || word_at(object, memory.impl) == NULL) {
         return 0;
     }
-    if (address != NULL) {
-        *begin = (uintptr_t)address;
-        *end = *begin + (uintptr_t)(reach * itemsize);
+    if (reach < 0) {
+        reach = reach_of(tensor, -reach);
     }
+    if (reach < 0 || shim.address(tensor, &address) != 0) {
+        return 0;
+    }
+    *begin = address == NULL || reach == 0 ? 0 : (uintptr_t)address;
+    *end = *begin == 0 ? 0 : *begin + (uintptr_t)reach;
     return 1;
 }
 

@@ -13,31 +13,31 @@ from typing import Any
 import torch
 
 from ..guards.recorder import GuardRecorder
-from ..guards.sources import Source
 from ..hook import memory_overlaps
-from ..torch_facts.spans import firsts_of, has_memory, span
+from ..torch_facts.spans import firsts_of, has_memory, reach, span
 from ..values.values import TensorProxy
 
 
 class Overlaps:
     """A guard: of these tensors, and those that it holds, the same have memory in common as at the time of capture.
 
-    firsts: for each one, the first of those that it overlaps with, directly or by others.
+    reaches: of each one, in bytes; of one whose sizes vary, minus those of an element. firsts: for each one, the first
+    of those that it overlaps with, directly or by others.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor] = ()):
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor], reaches: Sequence[int]):
         self.held, several = tuple(held), (*tensors, *held)
-        self.itemsizes = bytes(tensor.itemsize for tensor in several)
+        self.reaches = struct.pack(f"{len(several)}q", *reaches)
         self.order = bytearray(struct.pack(f"{len(several)}i", *range(len(several))))
         self.firsts = self.now(several)
 
     @property
     def lowest(self) -> list[int]:
         """``firsts`` as numbers."""
-        return list(struct.unpack(f"{len(self.itemsizes)}i", self.firsts))
+        return list(struct.unpack(f"{len(self.firsts) // 4}i", self.firsts))
 
     def now(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
-        read = memory_overlaps(tensors, self.itemsizes, self.order)
+        read = memory_overlaps(tensors, self.reaches, self.order)
         return read if read is not None else struct.pack(f"{len(tensors)}i", *firsts_of(list(map(span, tensors))))
 
     def __call__(self, *tensors: torch.Tensor) -> bool:
@@ -53,12 +53,16 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
 
 def guard_overlaps(guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
     """For a step that writes into one of its inputs."""
-    known: list[tuple[Source, Any]] = [(p.source, p.real) for p in inputs if p.source and has_memory(p.real)]
-    reached = [(source, real) for source, real in known if not source.static]
-    held = [(source, real) for source, real in known if source.static]
+    known = sorted(((p.source, p) for p in inputs if p.source and has_memory(p.real)), key=lambda each: each[0].static)
     if len(known) > 1:
-        shown = [source.name for source, _ in (*reached, *held)]
-        names = ", ".join(shown[:6]) + (", …" if len(shown) > 6 else "")
-        holds = Overlaps([real for _, real in reached], [real for _, real in held])
+        names = ", ".join(source.name for source, _ in known[:6]) + (", …" if len(known) > 6 else "")
+        reached: list[Any] = [p.real for source, p in known if not source.static]
+        held: list[Any] = [p.real for source, p in known if source.static]
+        holds = Overlaps(reached, held, [reach_of(p) for _, p in known])
         text = "lie apart in memory" if len(set(holds.lowest)) == len(known) else "have the same memory in common"
-        guards.holds(names, text, holds, *(source for source, _ in reached))
+        guards.holds(names, text, holds, *(source for source, _ in known[: len(reached)]))
+
+
+def reach_of(proxy: TensorProxy) -> int:
+    real: Any = proxy.real
+    return reach(real) if all(type(size) is int for size in proxy.fake.shape) else -real.itemsize

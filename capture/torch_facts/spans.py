@@ -13,11 +13,16 @@ def has_memory(tensor: Any) -> bool:
     return type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
+def reach(tensor: torch.Tensor) -> int:
+    """How many bytes from its first element to behind its last one."""
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.itemsize if tensor.numel() else 0
+
+
 def span(tensor: torch.Tensor) -> tuple[int, int]:
     """Where its elements lie, (0, 0) where it has none."""
     address = tensor.data_ptr() if tensor.numel() else 0
-    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return (address, address + reach * tensor.itemsize) if address else (0, 0)
+    return (address, address + reach(tensor)) if address else (0, 0)
 
 
 def firsts_of(spans: list[tuple[int, int]]) -> list[int]:

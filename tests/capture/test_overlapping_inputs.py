@@ -158,7 +158,8 @@ def drawn(seed):
 def test_c_and_python_agree(seed):
     tensors = drawn(seed)
     order = bytearray(struct.pack(f"{len(tensors)}i", *random.Random(seed).sample(range(len(tensors)), len(tensors))))
-    read = memory_overlaps(tensors, bytes(t.itemsize for t in tensors), order)
+    reaches = [random.Random(seed + i).choice((spans.reach(t), -t.itemsize)) for i, t in enumerate(tensors)]
+    read = memory_overlaps(tensors, struct.pack(f"{len(tensors)}q", *reaches), order)
     assert read is not None
     firsts = spans.firsts_of(list(map(spans.span, tensors)))
     assert list(struct.unpack(f"{len(tensors)}i", read)) == firsts
@@ -172,6 +173,6 @@ def test_what_cannot_be_read_is_asked_by_attributes():
         pass
 
     tensors = torch.zeros(2), torch.zeros(2).as_subclass(Other)
-    assert memory_overlaps(tensors, b"\4\4", bytearray(struct.pack("2i", 0, 1))) is None
-    with pytest.raises(ValueError, match="an item size and a place for each tensor"):
+    assert memory_overlaps(tensors, struct.pack("2q", 8, 8), bytearray(struct.pack("2i", 0, 1))) is None
+    with pytest.raises(ValueError, match="a reach and a place for each tensor"):
         memory_overlaps((torch.zeros(2),), b"", bytearray(4))

@@ -114,9 +114,9 @@ def a_iteration_that_is_another(x, moe):
     return out
 
 
-@wrong
+@right
 def a_iteration_that_may_be_another(x, moe):
-    """What an iteration does otherwise is decided by the values."""
+    """What an iteration does otherwise, before its expert, is decided by the values."""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e in range(E):
@@ -255,9 +255,9 @@ def rows_scaled_more_and_more(x, moe):
     return out
 
 
-@wrong
+@right
 def added_to_a_tensor_from_outside(x, moe):
-    """It may be x under another name, as far as the graph can tell."""
+    """That it is not x under another name is a guard."""
     with torch.no_grad():
         for i, expert in enumerate(moe.experts):
             token = moe.gate(x)[:, i].topk(3).indices
