@@ -11,7 +11,7 @@ first expert runs. What stands around the experts stays as it was written.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -29,11 +29,13 @@ from moebius.lowering.experts.unrolled_loops import (
     Unrolled,
     loop_of,
 )
+from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
     Call,
     given_to,
+    is_size,
     loop_body,
     read_call,
     target_name,
@@ -45,6 +47,7 @@ from moebius.lowering.values import (
     certain,
     computed_of,
     dtype_of,
+    is_floating,
     put_before,
     reaches,
     shape_of,
@@ -201,6 +204,13 @@ def is_routed(down: fx.Node, rows: list[fx.Node]) -> bool:
 def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that gradients may come back to: what leads to a result, a backward or an effect, past no detach() and
     while gradients are recorded."""
+    unrecorded = without_history(graph)
+    ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
+    return computed_of(ends, lambda node: [one for one in node.all_input_nodes if one not in unrecorded])
+
+
+def without_history(graph: fx.Graph) -> set[fx.Node]:
+    """What is detached, or computed while no gradients are recorded."""
     recorded, unrecorded = True, set()
     for node in graph.nodes:
         call = read_call(node)
@@ -208,8 +218,41 @@ def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
             recorded = call["mode"] is not False
         elif not recorded or (call is not None and call.name == "detach"):
             unrecorded.add(node)
+    return unrecorded
+
+
+def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """Those of them that gradients come back to whatever branches are taken. asked: experts that get none where the
+    branch that reads them is left."""
+    unrecorded = without_history(graph)
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        read = node.all_input_nodes
+        if node.target is expert_loop:
+            body, carried = loop_body(node).graph, certain(read_call(node))["carried"]
+            inner, given = certain_of_gradients(body), given_to(node)
+            known = asked if any(one.target is skip_iteration for one in body.nodes) else read
+            certainly = {given[one] for one in inner & given.keys() if given[one] in known}
+            read = [one for one in read if one in certainly or one in carried]
+        return [one for one in read if one not in unrecorded and not is_number(one)]
+
     ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
-    return computed_of(ends, lambda node: [one for one in node.all_input_nodes if one not in unrecorded])
+    return computed_of([node for node in ends if node.target is not skip_iteration], onwards)
+
+
+def all_are_read(graph: fx.Graph, downs: list[fx.Node], asked: Collection[fx.Node]) -> None:
+    """Raises Differ where a branch that is not opened decides whether an expert gets a gradient."""
+    branches = graph.find_nodes(op="call_function", target=expert_loop)
+    unsure = set(downs) - certain_of_gradients(graph, asked) if branches else set[fx.Node]()
+    if unsure and (unsure := unsure & reaching_gradients(graph)):
+        raise Differ("a branch on values decides whether what it gives is read, and it gets a gradient", min(unsure))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether it has no gradient whatever it is computed of."""
+    call = read_call(node)
+    told = is_size(node) or (call is not None and call.name in ("item", "tolist"))
+    return told or (tensor_of(node) is not None and not is_floating(node))
 
 
 def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:

@@ -27,7 +27,7 @@ from moebius.lowering.experts import (
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_iterations import Batched
-from moebius.lowering.experts.blocks import RowsOf, build_blocks, expert_rows, runs
+from moebius.lowering.experts.blocks import RowsOf, all_are_read, build_blocks, expert_rows, runs
 from moebius.lowering.experts.buffers import straighten
 from moebius.lowering.experts.choices import choices
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
@@ -282,6 +282,7 @@ def replace_piece(
     region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
     storage = Storage(work.gm.graph)
     with Attempt(work, region, downs[0]) as attempt:
+        all_are_read(work.gm.graph, downs, asked or {})
         iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
