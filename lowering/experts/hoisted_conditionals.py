@@ -315,10 +315,13 @@ class Opening:
             plain = node.op in ("placeholder", "output", "get_attr") or node in self.skips or node in self.writes
             if not plain and not computes(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
-        needed = computed_of([self.down], lambda node: node.all_input_nodes)
-        writer = storage_of(self.body).writer_into(needed, self.down) if self.writes else None
+        needed, last = computed_of([self.down, *self.skips]), max(self.down, *self.skips)
+        writer = storage_of(self.body).writer_into(needed, last) if self.writes else None
         if writer is not None:
-            raise Differ(f"{target_name(writer)} changes what the expert is computed of", writer)
+            raise Differ(f"{target_name(writer)} changes what the expert is computed of, or what a branch asks", writer)
+        for write in self.writes:
+            if write < self.skips[-1] and self.down in computed_of([write]):
+                raise Differ("an iteration may end behind what adds the expert's rows", write)
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)

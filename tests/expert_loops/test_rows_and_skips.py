@@ -64,15 +64,20 @@ class Counting(Layer):
         super().__init__()
         self.register_buffer("usage", torch.zeros(E))
         self.register_buffer("mass", torch.zeros(()))
+        for mlp in self.mlps:
+            mlp.register_buffer("seen", torch.zeros(()))
 
 
 def written(rows, skip, weights, added, counted):
     *first, last = SKIPS[skip] or ("",)
-    body, behind = [*first, ROWS[rows], last], [WEIGHTS[weights], SUMS[added], COUNTS[counted]]
+    return layer_of([*first, ROWS[rows], last], [WEIGHTS[weights], SUMS[added], COUNTS[counted]], skip)
+
+
+def layer_of(body, behind, skip="", result="out"):
     indent = "    " if skip == "if" else ""
     lines = [line for part in body for line in part.splitlines()]
     lines += [indent + line for part in behind for line in part.splitlines()]
-    text = BEGIN + "".join(f"        {line}\n" for line in lines) + "    return out\n"
+    text = BEGIN + "".join(f"        {line}\n" for line in lines) + f"    return {result}\n"
     namespace = {"torch": torch, "F": torch.nn.functional, "E": E, "K": K, "D": D}
     exec(compile(text, f"<layer {hash(text) & 0xFFFFFF:x}>", "exec"), namespace)
     return namespace["layer"], text
@@ -130,3 +135,23 @@ def test_what_counts_lies_apart(monkeypatch):
     """As guards say; where nobody said so, a write between the experts may be into what they read."""
     monkeypatch.setattr(aliasing.Storage, "is_known", aliasing.Storage.is_fresh)
     assert not lowered("slice", "none", "modules", "in place", "mass")
+
+
+WRITTEN = {  # before the expert: what decides whether it runs; behind it: what decides whether the iteration goes on
+    "counted": ("moe.mlps[e].seen.add_(1)", "moe.mlps[e].seen == 1"),
+    "tokens": ("moe.mlps[e].seen += len(t)", "moe.mlps[e].seen > 9"),
+    "a weight": ("moe.mass.add_(1)", "g.sum() < 0.7"),
+    "rows": ("moe.mass.add_(1)", "len(t) % 2 == 0"),
+}
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize("what", WRITTEN)
+@pytest.mark.parametrize("rows", ["where", "any", "best if more"])
+def test_what_a_branch_writes_decides_in_it(rows, what, where):
+    """Each expert has a buffer of its own, so that no other one's rows depend on it."""
+    write, asked = WRITTEN[what]
+    expert, ends = (WEIGHTS["modules"], SUMS["in place"]), f"{write}\nif {asked}:\n    continue"
+    behind = (ends, *expert) if where == "before" else (*expert, ends, "moe.usage[e] += 1")
+    layer, text = layer_of([ROWS[rows], *SKIPS["continue"]], behind, result="out + weight.sum()")
+    regions_of(layer, text=text, layer=Counting)
