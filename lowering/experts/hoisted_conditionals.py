@@ -427,7 +427,7 @@ class Opening:
         needed = computed_of([*wanted, *self.skips], lambda node: node.all_input_nodes)
         known = [like for like in likes if like is not None and all(type(size) is int for size in like.shape[1:])]
         plain = all(node in self.skips or (computes(node) and not draws(node)) for node in needed - set(inputs))
-        if not plain or len(known) != len(wanted):
+        if not plain or self.down in needed or len(known) != len(wanted):
             return False
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
         for place in range(len(wanted) + 2):
