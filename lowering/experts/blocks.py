@@ -20,6 +20,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
+from moebius.lowering.experts.sides import Side
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
@@ -225,19 +226,36 @@ def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> se
     """Those of them that gradients come back to whatever branches are taken. asked: experts that get none where the
     branch that reads them is left."""
     unrecorded = without_history(graph)
+    branches = list(map(Side, graph.find_nodes(op="call_function", target=expert_loop)))
+    reads = dict[fx.Node, set[Any]]()
+    for side in branches:
+        reads[side.node] = {side.outer[one] for one in certain_of_gradients(side.body) & side.outer.keys()}
+    questions = {side.node: side.written(side.skips[0].args[0]) for side in branches if len(side.skips) == 1}
+    by_question = {question: reads[node] for node, question in questions.items() if question is not None}
 
     def onwards(node: fx.Node) -> list[fx.Node]:
         read = node.all_input_nodes
-        if node.target is expert_loop:
-            body, carried = loop_body(node).graph, certain(read_call(node))["carried"]
-            inner, given = certain_of_gradients(body), given_to(node)
-            known = asked if any(one.target is skip_iteration for one in body.nodes) else read
-            certainly = {given[one] for one in inner & given.keys() if given[one] in known}
-            read = [one for one in read if one in certainly or one in carried]
+        if node in reads:
+            other = by_question.get(opposite(questions.get(node)), set())  # the side that runs where this one does not
+            skips = any(one.target is skip_iteration for one in loop_body(node).graph.nodes)
+            certainly = reads[node] & (other.union(asked) if skips else reads[node])
+            read = [one for one in read if one in certainly or one in certain(read_call(node))["carried"]]
         return [one for one in read if one not in unrecorded and not is_number(one)]
 
     ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
     return computed_of([node for node in ends if node.target is not skip_iteration], onwards)
+
+
+OPPOSITE: dict[Any, Any] = {operator.gt: operator.le, operator.lt: operator.ge, operator.eq: operator.ne}
+OPPOSITE |= {other: one for one, other in OPPOSITE.items()}
+
+
+def opposite(question: Any) -> Any:
+    """What is asked (``Side.written``) where the answer is the other one."""
+    asked, *operands = question if isinstance(question, tuple) else (None,)
+    if asked is operator.not_:
+        return operands[0]
+    return (OPPOSITE[asked], *operands) if asked in OPPOSITE else (operator.not_, question)
 
 
 def all_are_read(graph: fx.Graph, downs: list[fx.Node], asked: Collection[fx.Node]) -> None:

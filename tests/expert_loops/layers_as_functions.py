@@ -151,7 +151,7 @@ def counter_after_continue(x, m):
     return out / used
 
 
-@held(CAPTURED)
+@held(LOWERED)
 def buffer_after_continue(x, m):
     """a buffer of counts written after `continue`"""
     w, idx = route(x, m)

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from moebius import capture, stats
 from moebius.lowering.experts import blocks, hoisted_conditionals, rewrite
 
-RIGHT, KEPT, WRONG = {}, {}, {}
+RIGHT, FOUND, WRONG = {}, {}, {}
 
 
 def into(table):
@@ -330,6 +330,7 @@ def test_a_write_beside_what_a_branch_hands_on_is_kept(depends, monkeypatch):
 
     compare(layer)
     monkeypatch.setattr(hoisted_conditionals, "writes_into", lambda node: [])
+    monkeypatch.setattr(hoisted_conditionals, "computes", lambda node: True)
     with pytest.raises(AssertionError):
         compare(layer)
 
@@ -350,11 +351,11 @@ def vouched_for(holds, rows):
     return layer
 
 
-KEPT["pieces"] = vouched_for(lambda n, m: n >= 3, lambda token, _: token.split([3, len(token) - 3])[0])
-KEPT["in_pairs"] = vouched_for(lambda n, m: n % 2 == 0, lambda token, _: token.view(2, -1)[0])
-KEPT["of_two"] = vouched_for(lambda n, m: n == m, lambda token, other: torch.where(token > other, token, other))
-KEPT["compared"] = vouched_for(lambda n, m: n == m, lambda token, other: token[token > other])
-KEPT["divided"] = vouched_for(lambda n, m: n > 0, lambda token, other: token[: len(other) // len(token)])
+FOUND["pieces"] = vouched_for(lambda n, m: n >= 3, lambda token, _: token.split([3, len(token) - 3])[0])
+FOUND["in_pairs"] = vouched_for(lambda n, m: n % 2 == 0, lambda token, _: token.view(2, -1)[0])
+FOUND["of_two"] = vouched_for(lambda n, m: n == m, lambda token, other: torch.where(token > other, token, other))
+FOUND["compared"] = vouched_for(lambda n, m: n == m, lambda token, other: token[token > other])
+FOUND["divided"] = vouched_for(lambda n, m: n > 0, lambda token, other: token[: len(other) // len(token)])
 RIGHT["halves"] = vouched_for(lambda n, m: n > 0, lambda token, _: token[: len(token) // 2])
 RIGHT["flattened"] = vouched_for(lambda n, m: n > 0, lambda token, _: token.view(-1))
 RIGHT["later_ones"] = vouched_for(lambda n, m: n > m, lambda token, _: token[token > 3])
@@ -373,12 +374,15 @@ def test_without_asking_what_may_fail_it_does(monkeypatch):
     monkeypatch.setattr(hoisted_conditionals, "fails_for_some_sizes", lambda call: False)
     for name in ("pieces", "in_pairs", "of_two"):
         with pytest.raises(RuntimeError):
-            compare(KEPT[name])
+            compare(FOUND[name])
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_kept_as_branches(name):
-    assert compare(KEPT[name]) == (1, False)
+@pytest.mark.parametrize("name", FOUND)
+def test_rows_are_found_by_a_branch_of_their_own(name, monkeypatch):
+    """Where that is switched off, the experts are kept as branches."""
+    assert compare(FOUND[name]) == (1, True)
+    monkeypatch.setattr(hoisted_conditionals.Opening, "find", lambda *_: False)
+    assert compare(FOUND[name]) == (1, False)
 
 
 @pytest.mark.share(3)

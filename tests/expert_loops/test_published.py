@@ -188,7 +188,7 @@ def test_all_on_the_same_rows():
     ],
 )
 def test_what_lowers_it(monkeypatch, name, off):
-    """Without it the layer is captured as it was written."""
+    """Without it the layer is captured as it was written, or the experts are an operator on their rows alone."""
     off(monkeypatch)
     _, regions = regions_of(MODULES[name].function)
-    assert not any(region.lowered for region in regions)
+    assert not any(region.lowered and (region.top_k or name != "slots_by_argmax") for region in regions)
