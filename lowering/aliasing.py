@@ -319,10 +319,8 @@ class Storage:
         return next((found for node in nodes if (found := self.writer_between(node, end)) is not None), None)
 
 
-OUTSIDE = ("placeholder", "get_attr", "output")
-
-
 def is_outside(root: fx.Node) -> bool:
+    """Whether a storage was there before the graph."""
     return root.op in ("placeholder", "get_attr") or root.target is gradient_of
 
 
@@ -373,10 +371,11 @@ def only_computes(node: fx.Node) -> bool:
 
 
 def computes(node: fx.Node) -> bool:
-    """The same of Python's arithmetic too, and of branches and loops in which nothing else is done."""
+    """Whether running the node once more changes nothing: ``only_computes``, Python's arithmetic too, and branches and
+    loops in which nothing else is done."""
     call = read_call(node)
     if call is not None and call.name == "expert_loop":
-        return all(inner.op in OUTSIDE or computes(inner) for inner in loop_body(node).graph.nodes)
+        return all(computes(inner) for inner in loop_body(node).graph.nodes if inner.op.startswith("call_"))
     return only_computes(node) or is_size(node) or (call is not None and call.name == "skip_iteration")
 
 

@@ -64,5 +64,6 @@ def guard_overlaps(guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
 
 
 def reach_of(proxy: TensorProxy) -> int:
+    """As in ``Overlaps.reaches``: of an input whose sizes are guarded."""
     real: Any = proxy.real
     return reach(real) if all(type(size) is int for size in proxy.fake.shape) else -real.itemsize
