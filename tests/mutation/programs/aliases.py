@@ -25,6 +25,7 @@ class Tied(nn.Module):
         self.decode = nn.Linear(3, 3, bias=False)
         self.decode.weight = self.encode.weight
         self.register_buffer("table", torch.ones(2, 3))
+        self.table.scale = 2.0
 
     def forward(self, x):
         return self.decode(self.encode(x)) * (2.0 if self.encode.weight is self.decode.weight else 3.0)
@@ -41,9 +42,8 @@ def f(first, second, pair, table, tied, other, one, two, x, y, z):
         total = total * 7.0
     if x is y:
         total = total - 1.0
-    z.t_()  # in place: another size under each name of it
-    total = total * tied.table.shape[0] + tied.table.shape[1]
-    z.t_()
+    z.scale = total.shape[0] + 3.0  # under each name of it; memory has no part in it
+    total = total * tied.table.scale
     first.pop()
     pair.left[0] = 1.0
     table["a"] = 2.0
