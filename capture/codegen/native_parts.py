@@ -21,12 +21,12 @@ KEPT = 16  # runs of a part, the newest
 class NativePart:
     """What runs as Python after one graph break. times: seconds of its newest runs that no report has counted.
     met: whether the first run has been taken out of them; it captures what is below, fills caches, imports modules.
-    returned: told when a run has raised nothing."""
+    raised: whether a run has; returned: told when one has raised nothing, and none before."""
 
-    __slots__ = ("code", "met", "returned", "times")
+    __slots__ = ("code", "met", "raised", "returned", "times")
 
     def __init__(self, code: Any, returned: Callable[[], None] | None = None):
-        self.code, self.met, self.returned = code, False, returned
+        self.code, self.met, self.raised, self.returned = code, False, False, returned
         self.times: deque[float] = deque(maxlen=KEPT)
 
     @property
@@ -45,7 +45,8 @@ class NativePart:
     def ended(self, began: float, raised: bool) -> None:
         """A run of it."""
         self.times.append(perf_counter() - began)
-        if self.returned is not None and not raised:
+        self.raised |= raised
+        if self.returned is not None and not self.raised:
             self.returned()
         for listener in LISTENERS:
             listener(self)

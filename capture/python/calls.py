@@ -515,18 +515,16 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             values[1:] = [map(self.callback(bool), self.domain.native_iter(v)) for v in values[1:]]
             kwargs = {k: map(self.callback(bool), v) if k == "selectors" else v for k, v in kwargs.items()}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
-        if function in COUNTED:
-            values[1:] = map(self.domain.as_count, values[1:])
-        if function in COUNTED or function is itertools.product:
-            kwargs = {k: self.domain.as_count(v) for k, v in kwargs.items()}
+        if function in COUNTED or function is itertools.product:  # which takes Python's own numbers
+            own = natives.specialised if function is not enumerate else lambda count: count
+            kwargs = {k: own(self.domain.as_count(v)) for k, v in kwargs.items()}
+            values[1:] = [own(self.domain.as_count(v)) if function in COUNTED else v for v in values[1:]]
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
-        if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:
-            kwargs = kwargs | {"maxlen": natives.specialised(kwargs["maxlen"])}
         for i, value in enumerate(values[start:], start):
             if i == 1 and function in natives.CALLBACK_SECOND:
                 continue
-            if type(value) in (SYMBOLIC if function is collections.deque else (torch.SymBool,)):
+            if type(value) is torch.SymBool:
                 values[i] = natives.specialised(value)  # C code there takes Python's own numbers
             if type(value) not in ATOMS or is_kind(value, str | bytes | range | torch.Size):
                 if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
@@ -584,9 +582,9 @@ EAGER_ARITHMETIC = (
 )  # fmt: skip
 COUNTED = frozenset((  # behind their first argument stand numbers
     itertools.islice, itertools.repeat, itertools.combinations, enumerate, collections.deque,
-    itertools.combinations_with_replacement,
+    itertools.combinations_with_replacement, itertools.permutations,
 ))  # fmt: skip
-ITEM_ARGUMENTS = COUNTED | {itertools.count, itertools.permutations, functools.reduce}
+ITEM_ARGUMENTS = COUNTED | {itertools.count, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
 BREAKPOINT = (

@@ -194,7 +194,7 @@ class Containers(Sets):
             raise Break(
                 "tensor read as a number",
                 "a tensor indexes a Python sequence",
-                "stack the sequence and index the tensor",
+                "stack a sequence of tensors and index the result; loop over one of modules and give each its rows",
             )
         kind = type(key)
         if kind not in ATOMS:

@@ -19,13 +19,16 @@ from ..guards.sources import as_written, for_people
 from ..heap.objects import Objects
 from ..tensors.graphs import GraphWriter, Where
 from ..values.numbers import Number
-from ..values.values import SYMBOLIC, TensorProxy
+from ..values.values import SYMBOLIC, Break, TensorProxy
 
 MOST = 4  # variables of one expression
+KEYS = (TensorProxy, Number)  # which may be of the data
 # Instructions whose value is their expression's.
 MAKES_ONE = ("CALL", "BINARY_", "UNARY_", "COMPARE_", "LOAD_", "BUILD_", "LIST_", "IS_OP", "CONTAINS_OP", "FORMAT_")
 LOCAL = re.compile(r"L\['(\w+)'\]")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
+CHOSEN = "which item this is follows from a number that only the running step knows"
+FOR_EACH = "loop over the items and give each its rows: `for e, item in enumerate(items): item(x[index == e])`"
 
 
 def place_of(frame: Frame, index: int) -> Place:
@@ -40,6 +43,25 @@ def without_ours(stack: tuple[Where, ...]) -> tuple[Where, ...]:
     return tuple(place for place in stack if not is_ours(place[0])) or stack
 
 
+def opened_by_user(stack: tuple[Where, ...], innermost: Frame | None) -> tuple[Frame | None, Frame | None]:
+    """Of the open frames the user's innermost one, and the one that its instruction has called."""
+    place, called, frame = users_place(stack), None, innermost
+    while frame is not None and place_of(frame, frame.pc) != place:
+        called, frame = frame, frame.back
+    return frame, called
+
+
+def what_to_do(stop: Break, stack: tuple[Where, ...]) -> tuple[str, str]:
+    """Detail and hint of a break: where an item is chosen by a number of the data, not what ``__getitem__`` of the
+    container asks of that number, which says nothing to who wrote ``self.experts[n]``."""
+    frame, called = opened_by_user(stack, stop.frame)
+    if frame is not None and called is not None and called.code.co_name == "__getitem__":
+        instruction, key = frame.program.instructions[frame.pc], next(iter(called.locals[1:]), None)
+        if instruction.opname == "BINARY_SUBSCR" and (type(key) in SYMBOLIC or issubclass(type(key), KEYS)):
+            return CHOSEN, FOR_EACH
+    return stop.detail, stop.hint
+
+
 def shown_at(
     stack: tuple[Where, ...], frame: Frame | None, objects: Objects, writer: GraphWriter
 ) -> tuple[Excerpt | None, tuple[str, ...]]:
@@ -48,8 +70,7 @@ def shown_at(
     place = users_place(stack)
     if not is_kind(place, Place) or place.code is None:
         return None, ()
-    while frame is not None and place_of(frame, frame.pc) != place:
-        frame = frame.back
+    frame, _ = opened_by_user(stack, frame)
     if frame is None or frame.code is not place.code:
         return excerpt_of(place), ()
     known = dict(zip(frame.program.localsplus, frame.locals, strict=True))

@@ -433,8 +433,9 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     asked = attempt.graph_break is not None and attempt.graph_break.reason in ASK_NUMBERS
     on_data = asked or attempt.assumptions.follows_data
     resumes = [owner.make_resume(Beginning(frame.code, exit_, on_data), open_places) for exit_ in going_on.exits]
-    native_code = skipped(going_on.native_code([unless_raised(resume, attempt.graph_break) for resume in resumes]))
-    attempt.native = NativePart(native_code)
+    native = attempt.native = NativePart(None)
+    resumes = [unless_raised(resume, attempt.graph_break, native) for resume in resumes]
+    native.code = native_code = skipped(going_on.native_code(resumes))
     run = over(native_code, attempt.request.function.__globals__, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
     callee = callee_position(frame.instruction, frame.stack)
@@ -452,16 +453,17 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     return [f"return {emitter.constant(run)}({', '.join(parts)})"]
 
 
-def unless_raised(go_on: Callable[..., Any], broken: GraphBreak | None) -> Callable[..., Any]:
-    """``go_on``. Where the step was seen to raise, Python comes here only if it does not: the error was one of ours,
-    and the report says so."""
+def unless_raised(go_on: Callable[..., Any], broken: GraphBreak | None, native: NativePart) -> Callable[..., Any]:
+    """``go_on``. Where the step was seen to raise, Python comes here only if it does not: with what capture saw, the
+    error was one of ours, and the report says so; in another call the instruction may have met something else."""
     if broken is None or broken.reason != "exception":
         return go_on
 
     @hidden
     def noticed(*args: Any, **kwargs: Any) -> Any:
         result = go_on(*args, **kwargs)
-        broken.did_not_come()
+        if not native.raised:
+            broken.did_not_come()
         return result
 
     return noticed

@@ -46,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import is_in_handler, opened, refuse_lost_handler, words_of
 from .native_pieces import why_whole
-from .provenance import place_of, shown_at, users_place, without_ours, written
+from .provenance import place_of, shown_at, users_place, what_to_do, without_ours, written
 from .recorder import Recorder, Recordings
 from .request import Request
 from .speculation import Speculation
@@ -341,11 +341,11 @@ class Trace:
             self.clean = False
         frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
         file, line, function = users_place(stack) or ("", 0, "")
-        instruction = frame.program.instructions[frame.pc]
+        instruction, (detail, hint) = frame.program.instructions[frame.pc], what_to_do(stop, stack)
         self.graph_break = GraphBreak(
             stop.reason,
-            self.world.told(written(stop.detail, frame.code)),
-            stop.hint,
+            self.world.told(written(detail, frame.code)),
+            hint,
             file,
             line,
             function,
