@@ -93,7 +93,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 # Names of torch's own; and what the report calls a bug.
-PRIVATE = re.compile(r"\b[su]\d+\b|\bunhinted\b|\b(Eq|Ne|Mod|FloorDiv)\(|\baten\.|FakeTensor|please report")
+PRIVATE = re.compile(r"\b[su]\d+\b|\bunhinted\b|\b(Eq|Ne|Mod|FloorDiv)\(|\baten\.|FakeTensor|a bug of moebius")
 SAID: list[str] = []  # of graph breaks, since a test began
 
 

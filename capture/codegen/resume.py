@@ -35,6 +35,7 @@ from .continuation_code import HIDDEN, CannotResume, State, build_continuation, 
 from .stretches import native_end
 
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
+SUSPENDS = ("YIELD_VALUE", "SEND", "LOAD_FAST_AND_CLEAR")  # the last hides a local in a comprehension
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
 
 
@@ -84,8 +85,9 @@ def first_argument(code: types.CodeType) -> set[str]:
 class Continuation:
     """How a stopped frame goes on: ``state`` before the broken instruction, native code for it, and its exits."""
 
-    def __init__(self, frame: Frame, handled: BaseException | None = None):
-        """handled: the exception that the frame's innermost handler handles, if it is in one."""
+    def __init__(self, frame: Frame, handled: BaseException | None = None, in_each_iteration: bool = False):
+        """handled: the exception that the innermost handler handles, if the frame is in one. in_each_iteration: that a
+        loop around the break would break in each of its iterations: it runs natively to its end."""
         self.frame, self.code = frame, frame.code
         self.program = frame.program
         self.handled = handled_places(frame.code)
@@ -99,7 +101,9 @@ class Continuation:
         if self.calls_super and frame.locals[0] is UNSET:
             raise CannotResume("super() without arguments, behind the end of its object's variable")
         self.state = self.state_at(self.entry, len(frame.stack), empty_places(frame.stack))
-        self.exits = self.find_exits()
+        self.exits = self.behind_outermost_loop() if in_each_iteration else []
+        self.whole_loop = bool(self.exits)
+        self.exits = self.exits or self.find_exits()
         self.exceptions = handled_exceptions(frame.stack, self.state.handled, handled)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -158,6 +162,36 @@ class Continuation:
             if len(after) > 1:
                 raise CannotResume("an expression that branches is half-built at the break")
             ((i, depth),) = after
+
+    def behind_outermost_loop(self) -> list[State]:
+        """The states where the outermost ``for`` around the broken instruction is left; none where there is no such
+        loop, or where what it leaves is not the same in each call: a name that it may set, a handler, a yield."""
+        instructions = self.program.instructions
+        back = [step.target for step in instructions[self.broken :] if step.target is not None]
+        head = min((i for i in back if i < self.broken and instructions[i].opname == "FOR_ITER"), default=self.broken)
+        if (end := instructions[head].target) is None or head == self.broken:
+            return []
+        inside, handler = range(head, end), self.program.handler_at(self.broken)
+        work, seen, exits = [(self.broken, len(self.frame.stack))], set[int](), dict[int, int]()
+        while work:
+            i, depth = work.pop()
+            if i not in inside:
+                exits.setdefault(i, depth)
+            elif i not in seen:
+                seen.add(i)
+                instruction = instructions[i]
+                changes = {kind for kind, _ in accesses(instruction)} & {"DELETE", "CLEAR"}
+                if self.program.handler_at(i) != handler or changes or instruction.opname in SUSPENDS:
+                    return []
+                if instruction.opname not in LEAVES:
+                    ways = [(i + 1, False)] if falls_through(instruction) else []
+                    ways += [] if instruction.target is None else [(instruction.target, True)]
+                    work += [self.behind_loop(target, depth + self.effect(i, jump)) for target, jump in ways]
+        bound = dict(zip(self.program.localsplus, self.frame.locals, strict=True))
+        unset = {name for i in seen for name in names_stored(instructions[i]) if bound.get(name, UNSET) is UNSET}
+        if any(unset & live_names(self.code, i) for i in exits):
+            return []
+        return [self.state_at(i, d, frozenset(n for n in self.state.nulls if n < d)) for i, d in exits.items()]
 
     def behind_loop(self, index: int, depth: int) -> tuple[int, int]:
         """Where the instruction before really goes on: FOR_ITER skips what stands at its target from 3.12 on, END_FOR

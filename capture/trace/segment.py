@@ -428,7 +428,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     frame = attempt.frame
     if frame is None:
         raise CannotResume("it was not entered")
-    going_on = Continuation(frame, attempt.domain.root_handled)
+    going_on = Continuation(frame, attempt.domain.root_handled, attempt.chooses)
     open_places = passing(frame, attempt.objects)
     asked = attempt.graph_break is not None and attempt.graph_break.reason in ASK_NUMBERS
     on_data = asked or attempt.assumptions.follows_data
@@ -447,7 +447,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
             continue
         text = emitter.value(going_on.exceptions.get(position, value))
         parts.append(f"{emitter.constant(owner.below)}({text})" if position == callee and wants_hook(value) else text)
-    if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
+    if going_on.whole_loop or (callee is None and any(may_run_code(v) for v in frame.stack[-3:])):
         run = owner.below(run)  # a property, an operator or a context of the user's
     run = left_first(owner.settled(attempt.native.timed(run)))
     return [f"return {emitter.constant(run)}({', '.join(parts)})"]
