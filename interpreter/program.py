@@ -39,7 +39,7 @@ class Program:
 
     __slots__ = (
         "reference", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
-        "n_bound", "binder", "stubs", "shell", "index_of", "opaque", "optimized", "copies", "joins", "begins",
+        "n_bound", "binder", "stubs", "shell", "index_of", "opaque", "optimized", "copies", "joins", "live", "begins",
     )  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
@@ -69,6 +69,7 @@ class Program:
         self.shell: Any = None
         self.copies: dict[int, int] | None = None  # of blocks that return; who asks for them finds them
         self.joins: dict[int, int] | None = None  # where ways meet, the same
+        self.live: list[set[str]] | None = None  # the locals that are read later, before each instruction
         self.begins = 0  # a generator: where it is made. What fails before is no place in a traceback
         self.opaque = False  # see natives.py; a code object belongs to one module
 

@@ -36,10 +36,17 @@ def reads_unnamed(code: types.CodeType) -> bool:
 
 def read_later(code: types.CodeType, index: int) -> set[str]:
     """Names that some way on from ``index`` loads or deletes before it stores them; every name where the code calls a
-    builtin that reads locals unnamed. The usual backward analysis, handlers being a way on from each instruction."""
+    builtin that reads locals unnamed."""
     if reads_unnamed(code):
         return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    program = decode(code)
+    return read_by_name(decode(code))[index]
+
+
+def read_by_name(program: Program) -> list[set[str]]:
+    """The same for each instruction, and behind the last, without what reads locals unnamed. The usual backward
+    analysis, handlers being a way on from each instruction."""
+    if program.live is not None:
+        return program.live
     instructions = program.instructions
     live: list[set[str]] = [set() for _ in range(len(instructions) + 1)]
     changed = True
@@ -52,7 +59,8 @@ def read_later(code: types.CodeType, index: int) -> set[str]:
                 before |= live[handler[0]]
             if before != live[i]:
                 live[i], changed = before, True
-    return live[index]
+    program.live = live
+    return live
 
 
 def set_before(code: types.CodeType, index: int, name: str) -> tuple[list[int], bool]:

@@ -16,7 +16,6 @@ from moebius.interpreter.program import Program
 
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
-from ..bytecode.liveness import accesses
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
 
@@ -141,32 +140,6 @@ def constants(program: Program, inside: frozenset[int]) -> set[Any]:
             known = loaded is last or (loaded.opname == "LOAD_CONST" and index - 1 in inside)
             found.add((type(loaded.argval), loaded.argval) if known else UNSET)
     return found
-
-
-def is_read_from(frame: Frame, index: int, name: str) -> bool:
-    """Whether some way from the instruction reads (or deletes) the local before it is set."""
-    program = frame.program
-    seen: set[int] = set()
-    work = [index]
-    while work:
-        here = work.pop()
-        if here in seen or here >= len(program.instructions):
-            continue
-        seen.add(here)
-        instruction = program.instructions[here]
-        handler = program.handler_at(here)
-        if handler is not None:
-            work.append(handler[0])
-        first = next((kind for kind, accessed in accesses(instruction) if accessed == name), None)
-        if first == "STORE":
-            continue
-        if first is not None:
-            return True
-        if instruction.target is not None:
-            work.append(instruction.target)
-        if not instruction.opname.startswith(LEAVING) and instruction.opname not in ALWAYS:
-            work.append(here + 1)
-    return False
 
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:

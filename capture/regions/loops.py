@@ -21,7 +21,7 @@ from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_iteration
 
 from ..bytecode.flow import RETURNED, last_copy
-from ..bytecode.liveness import accesses
+from ..bytecode.liveness import accesses, read_by_name
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
 from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
@@ -482,7 +482,7 @@ class Loops:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
         frame = loop.frame
         for name, before in ((frame.program.localsplus[index], loop.before[index]) for index in changed):
-            if branches.is_read_from(frame, loop.head, name):
+            if name in read_by_name(frame.program)[loop.head]:
                 if is_kind(loop.rows, ActiveExperts) and type(before) in (int, float):
                     detail = f"{name} is a number until an expert was hit, and a tensor from then on"
                     raise Break("expert loop carries a Python value", detail, "begin with a tensor: x.new_zeros(())")

@@ -19,12 +19,13 @@ from torch import fx
 from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
+from ..bytecode.liveness import read_by_name
 from ..heap.objects import Objects
 from ..python.parts import Parts as Domain
 from ..tensors.tensors import TensorOperations
 from ..values.values import Break, TensorProxy
 from . import branch_places, chosen_numbers
-from .branches import Conditional, is_read_from
+from .branches import Conditional
 from .loop_regions import FirstSide, Joined, LoopRegion, Place, alike
 
 PLAIN = (int, str, bool, bytes, type(None), float)
@@ -91,7 +92,7 @@ def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], obj
     frame, parts, side = loop.frame, Parts(loop, objects), FirstSide(len(loop.frame.stack))
     names = frame.program.localsplus
     for index, value in {**{i: frame.locals[i] for i in changed}, **stack}.items():
-        if index >= 0 and not is_read_from(frame, loop.head, names[index]):
+        if index >= 0 and names[index] not in read_by_name(frame.program)[loop.head]:
             side.left[index,] = value
             continue
         for place, part in parts.of(value, (index,)):

@@ -19,11 +19,10 @@ import torch
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame
 from moebius.lowering.step.arrays import asks_plain_python
 
-from ..bytecode.liveness import accesses
+from ..bytecode.liveness import accesses, read_by_name
 from ..bytecode.stack_layout import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
 from ..python.substitutes import Range
-from ..regions.branches import is_read_from
 from ..regions.loops import LoopRegion
 from ..tensors.array_calls import is_followed
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
@@ -46,7 +45,7 @@ def reads_iterations(loop: LoopRegion) -> bool:
     handler = frame.program.handler_at(loop.start)
     body = [frame.program.instructions[i] for i in loop.inside]
     stored = {name for i in body for kind, name in accesses(i) if kind == "STORE"}
-    return handler is not None and any(is_read_from(frame, handler[0], name) for name in stored)
+    return handler is not None and not stored.isdisjoint(read_by_name(frame.program)[handler[0]])
 
 
 def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
