@@ -8,25 +8,17 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..bytecode.counting import Counts
 from ..bytecode.reported import REPORTED
 from ..codegen.native_parts import NativePart
 from ..hook import Entry, GuardProgram, is_disabled, is_traced
 from ..trace.segment import Segment
+from .interfaces import Captured
 from .native_counts import NativeCounts, NativeTracer
 
 TRACED = "a trace function or sys.monitoring is in use (by a debugger or coverage), which is to see every line"
-
-
-class Captured(Protocol):
-    """What is asked of a captured function (``captured.CapturedFunction``)."""
-
-    entry: Entry
-    segments: list[Segment]
-
-    def family(self) -> Iterator[Any]: ...
 
 
 @dataclass

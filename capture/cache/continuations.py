@@ -5,34 +5,17 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..bytecode.hidden_frames import hidden
 from ..codegen.continuation_code import Beginning
 from ..hook import Entry
-from ..trace.assumptions import Assumptions
 from .generalize_guards import open_numbers
+from .interfaces import Captured
 
 SAME_CONTINUATIONS = 64  # iterations of a loop with a graph break that are captured one by one
 # continuations of one call, of which each goes on from the one before; then Python goes on alone
 MAX_CONTINUATIONS = 8 * SAME_CONTINUATIONS
-
-
-class Captured(Protocol):
-    """What is asked of a captured function (``captured.Captured``)."""
-
-    function: types.FunctionType
-    root: bool
-    parent: Callable[[], Any]
-    children: list[Any]
-    continuations: dict[types.CodeType, list[weakref.ref[Any]]]
-    segments: list[Any]
-    entry: Entry
-    assumptions: Assumptions
-    cells: dict[str, str]
-
-    @property
-    def plain(self) -> Callable[..., Any]: ...
 
 
 def cell_places(

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import functools
-import types
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from moebius.lowering.step import BranchError, ReachedElsewhereError
 
-from ..hook import Entry
 from ..trace.assumptions import FOREIGN, LEFT_OUT, Assumptions
 from ..trace.segment import Segment
+from .interfaces import Captured
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; one that ends a ``while`` loop has none
 RARE = 20  # a branch on data that leaves its graph once in so many calls changes nothing
-
-
-class Captured(Protocol):
-    """What is asked of a captured function (``captured.Captured``)."""
-
-    function: types.FunctionType
-    assumptions: Assumptions
-    segments: list[Segment]
-    left: list[Segment]
-    misses: dict[str, int]
-    entry: Entry
-
-    @property
-    def forget(self) -> Callable[[Segment], None]: ...
-
-    def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str) -> None: ...
 
 
 def listen(captured: Captured, segment: Segment) -> None:

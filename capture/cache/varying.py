@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import types
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from ..hook import ABSENT
 from ..trace.assumptions import Assumptions
 from ..values.formulas import Guard, Unchanged
 from .generalize_guards import met, record_name
+from .interfaces import Captured
 from .logs import warn
 
 # Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
@@ -42,13 +42,6 @@ FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_f
 FROM_NOW_ON = "from now on the graph ends where its value is needed"
 OF_TENSORS = ("same", "type", "tensor")
 Change = tuple[str, Any, bool]  # a place, what it holds now, and whether there are few ways
-
-
-class Captured(Protocol):
-    """What is asked of a captured function (``captured.Captured``)."""
-
-    function: types.FunctionType
-    recompiles: list[Any]
 
 
 class Varying:

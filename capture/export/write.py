@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import types
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 
+from ..cache.interfaces import Captured
 from ..errors import ExportError, LoadError
 from ..versions import __version__
 from .archive import to_json, write_archive
@@ -21,18 +21,6 @@ from .residual import ResidualReader
 from .unchanged import refuse_changed
 from .values import encode
 from .world import State, World
-
-
-class Captured(Protocol):
-    """What export reads of a captured function (``cache.captured.Captured``)."""
-
-    function: types.FunctionType
-    segments: list[Any]
-    entry: Any
-    n_cells: int
-    options: Any
-
-    def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]: ...
 
 
 def export(captured: Captured, path: str | os.PathLike) -> None:

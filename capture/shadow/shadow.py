@@ -7,11 +7,12 @@ import io
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..bytecode.hidden_frames import hidden
+from ..cache.interfaces import Captured
 from ..errors import MoebiusWarning
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
@@ -19,14 +20,6 @@ from ..trace.recorder import Recordings
 from .compare import Comparison
 from .copies import RandomState, copy_call
 from .nodes import Ran, Recorder, first_difference, kept
-
-
-class Captured(Protocol):
-    """What is asked of a captured function (``cache.captured.Captured``)."""
-
-    function: types.FunctionType
-
-    def family(self) -> Iterator[Any]: ...
 
 
 class Shadow:
