@@ -18,7 +18,6 @@ import torch
 from torch import fx
 
 from moebius.interpreter import STOP, is_kind
-from moebius.interpreter.protocols import Machine
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 
@@ -32,7 +31,7 @@ from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
-from .tensors import TensorOperations
+from .interfaces import Domain
 
 ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
 SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}
@@ -332,40 +331,10 @@ class ArrayRows(SymbolicObject):
         return name
 
 
-class RowLoops(Protocol):
-    def array_rows(self, proxy: TensorProxy) -> Any: ...
-
-
-class TensorMethods(Protocol):
-    def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any: ...
-
-
-class ArrayDomain(Protocol):
-    """What is asked of the tracking domain."""
-
-    machine: Machine
-    objects: Objects
-    tensors: TensorOperations
-
-    @property
-    def loops(self) -> RowLoops: ...
-
-    @property
-    def calls(self) -> TensorMethods: ...
-
-    def truth(self, value: Any) -> bool: ...
-
-    def call_function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any: ...
-
-    def binary(self, op: str, left: Any, right: Any) -> Any: ...
-
-    def compare(self, op: str, left: Any, right: Any) -> Any: ...
-
-
 class Arrays:
     """All numpy arrays of one trace."""
 
-    def __init__(self, domain: ArrayDomain):
+    def __init__(self, domain: Domain):
         self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
         self.calls: Calls  # what numpy computes of them
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts

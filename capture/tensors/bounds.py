@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
-from moebius.interpreter import Frame, is_kind
+from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
 from .eithers import Either, of_extreme
-from .graphs import GraphWriter
+from .interfaces import Domain
 
 Site = tuple[Any, int]  # code, and the index of the instruction that calls
 LARGEST = 1 << 53  # beyond it a float is another number
@@ -85,36 +85,10 @@ class Bound(SymbolicObject):
         return f"{emitter.constant(self.function)}({values})"
 
 
-class BoundingTensors(Protocol):
-    branches: bool
-    writer: GraphWriter
-
-    def bound(self, value: Any) -> Any: ...
-
-
-class BoundsDomain(Protocol):
-    """What is asked of the tracking domain."""
-
-    @property
-    def frame(self) -> Frame | None: ...
-
-    @property
-    def open_loops(self) -> Any: ...
-
-    @property
-    def tensors(self) -> BoundingTensors: ...
-
-    def truth(self, value: Any) -> bool: ...
-
-    def binary(self, op: str, left: Any, right: Any) -> Any: ...
-
-    def compare(self, op: str, left: Any, right: Any) -> Any: ...
-
-
 class Bounds:
     """Those of one trace. elsewhere: calls whose result is used otherwise; refused: such as this trace found."""
 
-    def __init__(self, domain: BoundsDomain):
+    def __init__(self, domain: Domain):
         self.domain, self.tensors = domain, domain.tensors
         self.elsewhere: set[Site] = set()
         self.refused: set[Site] = set()

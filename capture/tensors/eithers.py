@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -24,6 +24,7 @@ from ..torch_facts import torch_private
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, UNARY, Number, number_kind
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
 from .fakes import fake_of
+from .interfaces import Domain
 from .numbers import never_fails
 
 Site = tuple[Any, int]  # code, and the index of the instruction that decides
@@ -31,26 +32,12 @@ SOME = 0.5  # number: what stands for either
 MOST = 4  # ways that the Eithers in one operator's arguments may go together
 
 
-class EitherDomain(Protocol):
-    """What is asked of the tracking domain."""
-
-    @property
-    def tensors(self) -> Any: ...
-
-    @property
-    def numbers(self) -> Any: ...
-
-    def binary(self, op: str, left: Any, right: Any) -> Any: ...
-
-    def unary(self, op: str, value: Any) -> Any: ...
-
-
 class Either(SymbolicObject):
     """``one if condition else other``. condition: a bool of the graph. refused: takes down the site where the program
     sees more than a number."""
 
     def __init__(
-        self, domain: EitherDomain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any
+        self, domain: Domain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any
     ) -> None:
         self.domain, self.refused, self.site = domain, refused, site
         self.condition, self.sides = condition, domain.numbers.open((one, other))
@@ -109,7 +96,7 @@ class Either(SymbolicObject):
         return f"({one} if {emitter.value(self.condition)} else {other})"
 
 
-def number_of(domain: EitherDomain, condition: Number, one: Any, other: Any) -> Number:
+def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number:
     """A number of the graph that is the one or the other when the step runs."""
     tensors = domain.tensors
     sides = [side.number() if type(side) is Either else side for side in (one, other)]
@@ -119,7 +106,7 @@ def number_of(domain: EitherDomain, condition: Number, one: Any, other: Any) -> 
     return Number(domain.numbers, SOME, node)
 
 
-def join(domain: EitherDomain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any) -> Any:
+def join(domain: Domain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any) -> Any:
     """``one if condition else other``, as a value of the trace."""
     if is_plain(one) and is_plain(other) and number_kind(one) is number_kind(other) is float:
         return number_of(domain, condition, one, other)

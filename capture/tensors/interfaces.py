@@ -8,12 +8,46 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from moebius.interpreter import Frame
+from moebius.interpreter.protocols import Machine
+
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source
 from ..heap.heap import Heap
+from ..heap.objects import Objects
 from ..torch_facts.torch_fakes import FakeWorld
 from ..values.values import Operations, TensorProxy
 from .graphs import GraphWriter
+
+
+class Domain(Protocol):
+    """What this room asks of the tracking domain, which stands above it."""
+
+    machine: Machine
+    objects: Objects
+
+    @property
+    def frame(self) -> Frame | None: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def numbers(self) -> Any: ...
+    @property
+    def calls(self) -> Any: ...
+    @property
+    def loops(self) -> Any: ...
+    @property
+    def open_loops(self) -> Any: ...
+
+    def truth(self, value: Any) -> bool: ...
+
+    def unary(self, op: str, value: Any) -> Any: ...
+
+    def binary(self, op: str, left: Any, right: Any) -> Any: ...
+
+    def compare(self, op: str, left: Any, right: Any) -> Any: ...
+
+    def call_function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any: ...
 
 
 class Texts(Protocol):
