@@ -523,24 +523,10 @@ import builtins as _builtins  # noqa: E402
 
 # What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
 BUILTINS = {
-    n: getattr(_builtins, n)
-    for n in (
-        "dict",
-        "list",
-        "tuple",
-        "object",
-        "super",
-        "set",
-        "slice",
-        "iter",
-        "next",
-        "None",
-        "True",
-        "False",
-        "Ellipsis",
-    )
-    if hasattr(_builtins, n)
+    name: getattr(_builtins, name) for name in "dict list tuple object super set slice iter next Ellipsis".split()
 }
+
+
 REDUCIBLE = frozenset(
     t for t in natives.ITERATORS if is_kind(t, type) and t is not types.GeneratorType and t not in (map, filter)
 )

@@ -146,49 +146,21 @@ ATTRIBUTES = frozenset(
     "start stop step".split()
 )
 OURS: dict[str, Callable[..., Any]] = {
-    "moebius.expert_loop": expert_loop,
-    "moebius.skip_iteration": skip_iteration,
-    "moebius.autograd_function": autograd_function,
-    "moebius.backward_place": backward_place,
-    "moebius.by_autocast": by_autocast,
-    "moebius.function_transform": function_transform,
-    "moebius.leave_autocast": leave_autocast,
-    "moebius.backward_with_hooks": backward_with_hooks,
-    "moebius.gradient_of": gradient_of,
-    "moebius.keep": keep,
-    "moebius.require_accumulated": require_accumulated,
-    "moebius.require_branch": require_branch,
-    "moebius.require_gradients": require_gradients,
-    "moebius.set_backward": set_backward,
-    "moebius.set_data": set_data,
+    f"moebius.{function.__name__}": function
+    for function in (
+        expert_loop, skip_iteration, autograd_function, backward_place, by_autocast, function_transform, leave_autocast,
+        backward_with_hooks, gradient_of, keep, require_accumulated, require_branch, require_gradients, set_backward,
+        set_data, set_gradient, experts, experts_rows, experts_of_parts, stack_experts, sort_slots, project, draw_noise,
+        join_blocks, in_set_order, chosen, array_item, array_numbers, cat_present, how_many, no_rows, block_experts,
+        block_offsets, experts_that_ran, of_iterations_that_ran, rows_if, blocks_apart,
+    )
+} | {
     "torch.Size": torch.Size,
-    "moebius.set_gradient": set_gradient,
-    "moebius.experts": experts,
-    "moebius.experts_rows": experts_rows,
-    "moebius.experts_of_parts": experts_of_parts,
-    "moebius.stack_experts": stack_experts,
-    "moebius.sort_slots": sort_slots,
-    "moebius.project": project,
-    "moebius.draw_noise": draw_noise,
-    "moebius.join_blocks": join_blocks,
-    "moebius.in_set_order": in_set_order,
-    "moebius.chosen": chosen,
-    "moebius.array_item": array_item,
-    "moebius.array_numbers": array_numbers,
-    "moebius.cat_present": cat_present,
-    "moebius.how_many": how_many,
-    "moebius.no_rows": no_rows,
-    "moebius.block_experts": block_experts,
-    "moebius.block_offsets": block_offsets,
-    "moebius.experts_that_ran": experts_that_ran,
-    "moebius.of_iterations_that_ran": of_iterations_that_ran,
-    "moebius.rows_if": rows_if,
-    "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,
     "torch.autograd.grad": torch.autograd.grad,
     "torch.autograd.backward": torch.autograd.backward,
-}
+}  # fmt: skip
 
 
 @functools.cache

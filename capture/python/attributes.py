@@ -414,19 +414,7 @@ class Attributes(Slots):
         raise AttributeError(f"'super' object has no attribute {name!r}")
 
     def of_function(self, function: types.FunctionType, name: str) -> Any:
-        if name in (
-            "__code__",
-            "__globals__",
-            "__name__",
-            "__qualname__",
-            "__module__",
-            "__defaults__",
-            "__kwdefaults__",
-            "__closure__",
-            "__annotations__",
-            "__doc__",
-            "__dict__",
-        ):
+        if name in PARTS_OF_FUNCTIONS:
             if name == "__annotations__" and getattr(function, "__annotate__", None) is not None:
                 hint = "ask outside of the step"
                 raise Break("annotations that are made when asked for", function.__qualname__, hint)
@@ -576,6 +564,10 @@ class Attributes(Slots):
 
 
 SET_ON_CLASS = vars(type)["__setattr__"]
+PARTS_OF_FUNCTIONS = frozenset(
+    ("__code__", "__globals__", "__name__", "__qualname__", "__module__", "__defaults__", "__kwdefaults__",
+     "__closure__", "__annotations__", "__doc__", "__dict__")
+)  # fmt: skip
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
 MODULE_GETATTR = torch.nn.Module.__getattr__

@@ -132,6 +132,11 @@ ITERATORS: tuple[type, ...] = (
 # Python functions that are answered rather than interpreted.
 REPLACED: dict[Any, Callable[..., Any]] = {
     torch.cuda.device_count: torch.cuda.device_count,  # (asks the driver by ctypes; a process has as many all its life)
+    torch_private.order_of_groups: torch_private.order_of_groups,  # (devices and dtypes alone decide it)
+    torch_private.operator_text: torch_private.operator_text,  # (an operator's name stays)
+    **dict.fromkeys((torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting), lambda: False),
+    **dict.fromkeys((torch_private.log_api_usage, torch_private.tag_module), lambda *_: None),  # torch's own affair
+    typing.cast: typing.cast,
 }
 
 
@@ -143,35 +148,6 @@ def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
         return stand_in
 
     return register
-
-
-@replaced(torch_private.order_of_groups)
-def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
-    """Devices and dtypes alone decide it."""
-    return torch_private.order_of_groups(keys)
-
-
-@replaced(torch_private.operator_text)
-def operator_text(operator: Any) -> str:
-    """``str(torch.ops.aten.mm.default)``: an operator's name stays."""
-    return torch_private.operator_text(operator)
-
-
-@replaced(torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting)
-def not_scripted() -> bool:
-    """False: neither TorchScript nor export is at work."""
-    return False
-
-
-@replaced(torch_private.log_api_usage, torch_private.tag_module)
-def unlogged(*args: Any) -> None:
-    """Usage logging is torch's own affair."""
-
-
-@replaced(typing.cast)
-def cast(_: Any, value: Any) -> Any:
-    """``typing.cast`` returns its second argument."""
-    return value
 
 
 def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:

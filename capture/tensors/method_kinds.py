@@ -6,22 +6,9 @@ import torch
 
 # Methods whose answer is numbers in the tensor, or that reach outside the graph.
 READS_VALUES = frozenset(
-    {
-        "item",
-        "tolist",
-        "numpy",
-        "data_ptr",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__array__",
-        "__dlpack__",
-        "is_nonzero",
-        "equal",
-        "allclose",
-    }
-)
+    ("item", "tolist", "numpy", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__", "__dlpack__",
+     "is_nonzero", "equal", "allclose")
+)  # fmt: skip
 # What no fake knows and no guard looks at: autograd's records, what it is a view of, where it lies, how it is shown.
 RECORDS = frozenset(
     ("_backward_hooks", "_base", "_cdata", "_grad", "_grad_fn", "_is_view", "_version", "const_data_ptr", "grad_dtype",
@@ -29,24 +16,9 @@ RECORDS = frozenset(
      "__dir__", "__format__", "__repr__", "__sizeof__")
 )  # fmt: skip
 OUTSIDE = frozenset(
-    {
-        "register_post_accumulate_grad_hook",
-        "is_set_to",
-        "apply_",
-        "map_",
-        "map2_",
-        "storage",
-        "untyped_storage",
-        "set_",
-        "resize_",
-        "share_memory_",
-        "pin_memory",
-        "cpu_",
-        "__deepcopy__",
-        "__setstate__",
-        "as_subclass",
-    }
-)
+    ("register_post_accumulate_grad_hook", "is_set_to", "apply_", "map_", "map2_", "storage", "untyped_storage", "set_",
+     "resize_", "share_memory_", "pin_memory", "cpu_", "__deepcopy__", "__setstate__", "as_subclass")
+)  # fmt: skip
 # What changes in place what is known of a tensor: not where the data decides whether it runs.
 OTHER_KIND = frozenset(
     {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_as_", "as_strided_", "detach_"}
