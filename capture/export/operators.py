@@ -156,6 +156,7 @@ OURS: dict[str, Callable[..., Any]] = {
     )
 } | {
     "torch.Size": torch.Size,
+    "torch.nn.Parameter": torch.nn.Parameter,
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,
     "torch.autograd.grad": torch.autograd.grad,

@@ -99,7 +99,9 @@ class Construction(CallParts):
                 self.objects.pin(record, "the same referent")
             return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):
-            if cls is torch.nn.Parameter or cls is torch.nn.Buffer:
+            if cls is torch.nn.Parameter:
+                return self.parameter(*args, **kwargs)
+            if cls is torch.nn.Buffer:
                 raise Break("parameter made in the step", cls.__name__, "make parameters before the step")
             if cls is torch.Tensor and not kwargs:
                 return self.old_constructor(torch.get_default_dtype(), args)
@@ -122,6 +124,16 @@ class Construction(CallParts):
             return self.domain.call_function(LAZY, [lazy, instance, owner], {})
         self.attributes.get(lazy, "wrapped")
         return self.objects.made(LAZY(lazy, None, owner))
+
+    def parameter(self, data: Any = None, requires_grad: Any = True) -> Any:
+        """``torch.nn.Parameter(data, requires_grad)``: a leaf over the tensor's memory."""
+        made = self.call(EMPTY, [0], {}) if data is None else data
+        plain = is_kind(made, TensorProxy) and (made.fake.is_floating_point() or made.fake.is_complex())
+        if not plain or type(requires_grad) is not bool:
+            detail = f"Parameter of {type_of(made).__name__}, {type_of(requires_grad).__name__}"
+            raise Break("parameter made in the step", detail, "make parameters before the step")
+        made = self.tensors.function(torch.nn.Parameter, (made, False), {})
+        return self.tensors.method(made, "requires_grad_", (True,), {}) if requires_grad else made
 
     def legacy_variable(self, tensor: Any = None, requires_grad: Any = False, *others: Any, **named: Any) -> Any:
         """``Variable(tensor)`` (``THPVariable_pynew``, torch/csrc/autograd/python_legacy_variable.cpp); None if not

@@ -118,9 +118,26 @@ def copied(x: Any) -> Any:
             if name in x.__dict__:  # (of most of them the object is asked, not its class)
                 return original_copy(x)
         made = cls.__new__(cls)
-        made.__dict__.update(x.__dict__)
+        set_state(made, state_of(x))
         return made
     return original_copy(x)
+
+
+def state_of(x: Any) -> Any:
+    """What a copy is given of an object (``object.__reduce_ex__``)."""
+    return (x.__dict__ or None) if type(x).__getstate__ is object.__getstate__ else x.__getstate__()
+
+
+def set_state(made: Any, state: Any) -> None:
+    """Gives it to the copy (``copy._reconstruct``)."""
+    if state is None:
+        return
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+    elif type(state) is dict:
+        made.__dict__.update(state)
+    else:
+        object.__reduce_ex__(made, 4)  # a graph break
 
 
 def deep_copied(x: Any, memo: Any = None, _nil: Any = None) -> Any:
@@ -158,8 +175,16 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         for key, value in x.items():
             made[deep_copy(key, done)] = deep_copy(value, done)
         return made
-    if cls is torch.Tensor or cls is torch.nn.Parameter:
+    if cls is torch.nn.Parameter:
+        made = cls(x.data.clone(memory_format=torch.preserve_format), x.requires_grad)
+        done.append((x, made))
+        return made
+    if cls is torch.Tensor:
         made = copied_tensor(x, [one for one, _ in done])
+        done.append((x, made))
+        return made
+    if cls is set or cls is frozenset:
+        made = cls([deep_copy(item, done) for item in x])
         done.append((x, made))
         return made
     if cls is tuple:
@@ -174,14 +199,12 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
                 return made
         return x
     if is_plain_object(cls) and not hasattr(x, "__deepcopy__"):
+        for name in COPY_PROTOCOL:
+            if name in x.__dict__:
+                return object.__reduce_ex__(x, 4)  # a graph break
         made = cls.__new__(cls)
         done.append((x, made))
-        state = {}
-        for key, value in x.__dict__.items():
-            if key in COPY_PROTOCOL:
-                return object.__reduce_ex__(x, 4)  # a graph break
-            state[key] = deep_copy(value, done)
-        made.__dict__.update(state)
+        set_state(made, deep_copy(state_of(x), done))
         return made
     return object.__reduce_ex__(x, 4)  # a graph break
 
@@ -192,10 +215,10 @@ def copied_tensor(x: Any, before: list[Any]) -> Any:
 
 
 def is_plain_object(cls: Any) -> bool:
-    """Whether copying an instance is a new object with the same ``__dict__``: nothing of pickle's protocol overridden
-    (``object.__reduce_ex__``, Objects/typeobject.c), no slots, no base written in C."""
+    """Whether copying an instance is a new object that is given the old one's state: nothing else of pickle's protocol
+    overridden (``object.__reduce_ex__``, Objects/typeobject.c), no slots, no base written in C."""
     return (
-        all(getattr(cls, name, None) is getattr(object, name, None) for name in COPY_PROTOCOL)
+        all(getattr(cls, name, None) is getattr(object, name, None) for name in COPY_PROTOCOL if name not in STATE)
         and cls not in copyreg.dispatch_table
         and all(base is object or "__slots__" not in base.__dict__ for base in cls.__mro__)
         and all(base is object or base.__flags__ & HEAP_TYPE for base in cls.__mro__)
@@ -314,6 +337,7 @@ COPY_PROTOCOL = (
     "__getnewargs_ex__",
     "__getnewargs__",
 )
+STATE = ("__getstate__", "__setstate__")  # that of a copy, in and out
 original_cached_value = types.FunctionType(
     functools.cached_property.__get__.__code__, functools.cached_property.__get__.__globals__, "__get__", (None,)
 )

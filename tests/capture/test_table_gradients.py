@@ -399,7 +399,7 @@ TABLE = {
     lstm: None,
     gru: None,
     lstm_with_a_state: None,
-    lstm_of_other_weights: ("parameter made in the step", "before the step"),
+    lstm_of_other_weights: ("result cannot be rebuilt", "return tensors"),
     masked_attention: None,
     packed: None,
     penalty_on_all: None,

@@ -421,9 +421,9 @@ TABLE = {
     dc_shared: ("tensor copied by copy", "clone()"),
     dc_attr: ("tensor copied by copy", "clone()"),
     dc_batch: ("tensor copied by copy", "clone()"),
-    dc_param: ("tensor copied by copy", "clone()"),
+    dc_param: None,
     dc_requires: ("tensor copied by copy", "clone()"),
-    dc_module: ("pickling in the step", "outside of the step"),
+    dc_module: None,
     copy_replace: ("pickling in the step", "outside of the step"),
 }
 
