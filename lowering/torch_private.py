@@ -33,7 +33,9 @@ __all__ = [
     "flops_of",
     "foreach_operators",
     "gradient_hooks",
+    "has_gradient_hooks",
     "hooks_after_accumulation",
+    "hooks_of_accumulation",
     "is_view",
     "lookup_backend",
     "made_code",
@@ -314,6 +316,36 @@ def hooks_after_accumulation(tensor: torch.Tensor) -> dict[int, Any] | None:
     """The tensor's own dict of hooks after accumulation, which autograd reads as it is (torch/_tensor.py)."""
     hooks: dict[int, Any] | None = tensor._post_accumulate_grad_hooks
     return hooks
+
+
+class AtLeaves(torch.autograd.Function):
+    """Its node leads to the nodes that accumulate into its inputs, and no operator sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, *leaves: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0)
+
+
+def hooks_of_accumulation(leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether one of these leaves has hooks on the autograd node that accumulates its gradient, as ZeRO registers them.
+
+    Torch lists them nowhere, but a new handle knows the dict of all (torch/csrc/autograd/python_cpp_function.cpp)."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
+    with torch.enable_grad():
+        nodes = AtLeaves.apply(*wanted).grad_fn.next_functions if wanted else ()
+    found = False
+    for node, _ in nodes:
+        for register in (node.register_hook, node.register_prehook):
+            handle = register(AtLeaves)
+            known = handle.hooks_dict_ref()
+            handle.remove()
+            found = found or bool(known)
+    return found
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether any hook sees the tensor's gradient."""
+    return bool(gradient_hooks(tensor) or hooks_after_accumulation(tensor)) or hooks_of_accumulation([tensor])
 
 
 def default_saved_tensors_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from moebius.interpreter import is_kind
 from moebius.lowering.step import RankHook
-from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation
+from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation, hooks_of_accumulation
 
 from ..guards.sources import Source, part
 from ..heap.interfaces import Residual
@@ -204,7 +204,10 @@ class GradientHooks(SubgraphTracer):
         self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
     ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
         """For each leaf with ``register_post_accumulate_grad_hook``: the leaf, their graph, and what that takes."""
-        found = []
+        leaves, found = list(leaves), []
+        if hooks_of_accumulation([leaf.real for leaf in leaves if is_kind(leaf.real, torch.Tensor)]):
+            hint = "parameter.register_post_accumulate_grad_hook stays in the graph"
+            raise Break(REASON, "on the autograd node that accumulates a parameter's gradient", hint)
         for leaf in leaves:
             hooks = getattr(leaf.real, "_post_accumulate_grad_hooks", None)
             if hooks and leaf.source is not None:

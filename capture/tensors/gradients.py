@@ -33,7 +33,7 @@ from moebius.lowering.step import (
     treats_each_alone,
 )
 from moebius.lowering.step.optimizer_steps import counted_by, trained_on_ranks
-from moebius.lowering.torch_private import hooks_after_accumulation
+from moebius.lowering.torch_private import has_gradient_hooks, hooks_after_accumulation
 
 from ..guards.sources import Source, part
 from ..heap.heap import Heap
@@ -86,11 +86,6 @@ def histories_of(fakes: Iterable[torch.Tensor]) -> set[Any]:
             met.add(function)
             pending += [inner for inner, _ in function.next_functions]
     return met
-
-
-def has_hooks(leaf: TensorProxy) -> bool:
-    """Whether a tensor from before the step came with gradient hooks of either kind."""
-    return any(getattr(leaf.real, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 class Gradients:
@@ -207,7 +202,7 @@ class Gradients:
     ) -> None:  # fmt: skip
         """``backward(create_graph=True)``: what it leaves in ``.grad`` has a history, which autograd on fakes gives."""
         hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
-        if self.hooks.are_registered() or any(map(has_hooks, leaves)):
+        if self.hooks.are_registered() or any(has_gradient_hooks(p.real) for p in leaves if p.real is not None):
             raise Break("Tensor.backward", "create_graph=True, and gradient hooks", hint)
         for leaf in leaves:
             self.hooks.none_come_later(leaf)

@@ -14,7 +14,8 @@ from moebius.lowering.distribution.errors import PlacementError
 from moebius.lowering.distribution.plan import Plan
 from moebius.lowering.distribution.reduce import release, watch_again
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, own_rows, shard_rows, sharded
-from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, stage_within, swap
+from moebius.lowering.distribution.torch_private import drop_empty_hooks, references, stage_within, swap
+from moebius.lowering.torch_private import has_gradient_hooks
 
 STAYING: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: what could not move, on all ranks
 
@@ -147,7 +148,7 @@ def _obstacle(parameter: torch.Tensor) -> str | None:
     what = f"the expert parameter of shape {tuple(parameter.shape)}"
     if not parameter.is_leaf:
         return f"{what} is not a leaf tensor; only parameters can be placed"
-    if not isinstance(parameter, Sharded) and has_hooks(parameter):
+    if not isinstance(parameter, Sharded) and has_gradient_hooks(parameter):
         return f"{what} has a backward hook, which would be lost; register it after the first captured call"
     if references(parameter) > 1:
         return (

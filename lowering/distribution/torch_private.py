@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 __all__ = [
     "LocalTensor", "LocalTensorMode", "accumulates", "all_to_all_single", "at_end_of_backward", "backward_number",
     "begun_collectives", "by_rank", "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules",
-    "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "has_hooks", "is_mutable", "is_view", "local_sizes",
+    "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "is_mutable", "is_view", "local_sizes",
     "local_tensor", "never_destroy", "never_time_out", "parameters_of", "references", "register_group", "same_on_all",
     "simulated_ranks", "stage_within", "surround_backward", "swap", "tree_flatten", "tree_leaves", "tree_map",
     "tree_unflatten", "uncompiled", "wait_tensor", "wrapper_tensor", "writes", "written",
@@ -87,11 +87,6 @@ def written(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             found += value if isinstance(value, list | tuple) else [value]
     return found
-
-
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Whether a backward hook was registered (``register_hook``, ``register_post_accumulate_grad_hook``)."""
-    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
 
 
 def drop_empty_hooks(tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 
 from moebius.lowering.graph import code_of
 from moebius.lowering.step.gradients import MissingGradientError
-from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation
+from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation, hooks_of_accumulation
 
 
 class RankHook:
@@ -28,7 +28,11 @@ class RankHook:
 def is_looked_at(parameter: torch.Tensor) -> bool:
     """Whether hooks that are no mesh's see the parameter's gradient on its way."""
     own = (gradient_hooks(parameter) or {}).values()
-    return bool(hooks_after_accumulation(parameter)) or any(not isinstance(hook, RankHook) for hook in own)
+    return (
+        any(not isinstance(hook, RankHook) for hook in own)
+        or bool(hooks_after_accumulation(parameter))
+        or hooks_of_accumulation([parameter])
+    )
 
 
 def ranks_first(parameter: torch.Tensor) -> None:

@@ -32,8 +32,7 @@ from moebius.lowering.torch_private import (
     FakeTensor,
     compiling_with,
     custom_operator_name,
-    gradient_hooks,
-    hooks_after_accumulation,
+    has_gradient_hooks,
     set_grad_enabled,
     storage_of,
     traced_by_operators,
@@ -246,7 +245,7 @@ class WholeStep:
         """What the graph is not made for in a tensor that requires gradients; "" where it is made for it."""
         if not leaf.is_leaf:
             return "an input of it has a history"
-        if gradient_hooks(leaf) or hooks_after_accumulation(leaf):
+        if has_gradient_hooks(leaf):
             return "a parameter has gradient hooks"
         if leaf.grad is not None and place not in self.cleared:
             return "a parameter has a gradient before backward; begin with optimizer.zero_grad()"

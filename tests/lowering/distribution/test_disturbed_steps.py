@@ -463,6 +463,9 @@ def hooks_that_clip():
             for model, _ in (plain, spread):
                 model.layers[0].down.register_hook(lambda grad: grad.clamp(-0.001, 0.001))
                 model.layers[1].router.bias.register_post_accumulate_grad_hook(clamp_gradient)
+                weight = model.layers[1].router.weight
+                model.held = torch.autograd.graph.get_gradient_edge(weight).node  # (with it its hooks would go)
+                model.held.register_hook(lambda *_, weight=weight: clamp_gradient(weight))
     return [*differ(spread, plain), *(() if isinstance(spread[0].layers[0].down, Sharded) else ("whole",))]
 
 
