@@ -14,7 +14,7 @@ from moebius.interpreter import is_kind
 
 from ..guards.sources import Computed, Source, part
 from ..hook import ABSENT
-from ..values.formulas import AtSource, Formula, Unchanged, computed, in_order, in_words
+from ..values.formulas import AtSource, Computation, Formula, Unchanged, in_order, in_words
 from ..values.numbers import Number
 from .late_writes import Key, LateWrites, is_plain
 from .records import DICTS, UNREAD, Record
@@ -32,17 +32,12 @@ class KnownNumbers(Protocol):
     def constant(self, number: Number) -> Any: ...
 
 
-class ItemAt:
-    """Gives the item of a container, or the slice of a list, at the key that a formula has for what is found at
-    ``sources``."""
-
-    def __init__(self, container: Source, key: Key):
-        self.sources = tuple(dict.fromkeys((container, *key.sources)))
-        item = Formula(operator.getitem, (AtSource(container), key.formula))
-        self.order, self.name = in_order(Formula(found_at, item.operands)), in_words(in_order(item))
-
-    def __call__(self, *found: Any) -> Any:
-        return computed(self.order, dict(zip(self.sources, found, strict=True)))
+def item_at(container: Source, key: Key) -> Computed:
+    """The item of a container, or the slice of a list, at the key that a formula has at each call."""
+    sources = tuple(dict.fromkeys((container, *key.sources)))
+    item = Formula(operator.getitem, (AtSource(container), key.formula))
+    found = Computation(in_order(Formula(found_at, item.operands)), sources)
+    return Computed(in_words(in_order(item)), sources, found)
 
 
 class ComputedKeys(LateWrites):
@@ -76,9 +71,9 @@ class ComputedKeys(LateWrites):
         value = found_at(record.obj, today)
         self.heap.read("item", record.obj, None, value)
         self.hangs(record.obj, value)
-        item = ItemAt(record.source, known)
-        self.symbolic_places |= {item.name}
-        return self.enter(value, Computed(item.name, item.sources, item))
+        place = item_at(record.source, known)
+        self.symbolic_places |= {place.name}
+        return self.enter(value, place)
 
     def at_computed_slice(self, record: Record, key: slice) -> Any:
         """The items of a list between places of which one is another in each call, a few: each is found anew, and how
@@ -94,8 +89,7 @@ class ComputedKeys(LateWrites):
             return UNREAD
         self.tell_reader(record)
         self.heap.read("item", record.obj, None, None)
-        item = ItemAt(record.source, known)
-        place = Computed(item.name, item.sources, item)
+        place = item_at(record.source, known)
         self.guards.check("type", place, list, text="type is list")
         self.guards.check("length", place, len(items), text=f"has {len(items)} items")
         for value in items:

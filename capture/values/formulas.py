@@ -80,10 +80,57 @@ def computed(order: list[AtSource | Formula], values: dict[Source, Any]) -> Any:
     return known[order[-1]]
 
 
+def as_function(order: list[AtSource | Formula], sources: tuple[Source, ...]) -> Callable[..., Any]:
+    """``computed`` as a function of what is found at the sources, in their order: a line for each formula."""
+    names: dict[Any, str] = {}
+    constants: dict[str, Any] = {}
+
+    def given(operand: Any) -> str:
+        if is_kind(operand, AtSource | Formula):
+            return names[operand]
+        if type(operand) in (list, tuple):
+            items = "".join(f"{given(item)}, " for item in operand)
+            return f"[{items}]" if type(operand) is list else f"({items})"
+        return constant(operand)
+
+    def constant(value: Any) -> str:
+        constants[name := f"c{len(constants)}"] = value
+        return name
+
+    lines = [f"def formula({', '.join(f's{place}' for place in range(len(sources)))}):"]
+    places = {source: place for place, source in enumerate(sources)}
+    for number, one in enumerate(order):
+        if is_kind(one, AtSource):
+            names[one] = f"s{places[one.source]}"
+            continue
+        operands = [*map(given, one.operands), *(f"**{{{name!r}: {given(part)}}}" for name, part in one.named.items())]
+        lines.append(f" v{number} = {constant(one.function)}({', '.join(operands)})")
+        names[one] = f"v{number}"
+    exec("\n".join([*lines, f" return {names[order[-1]]}"]), constants)
+    return constants.pop("formula")
+
+
+class Computation:
+    """Gives what a formula gives for what is found at ``sources``. One that is called often becomes Python code."""
+
+    def __init__(self, order: list[AtSource | Formula], sources: tuple[Source, ...]):
+        self.order, self.sources, self.calls = order, sources, 0
+        self.function: Callable[..., Any] | None = None
+
+    def __call__(self, *values: Any) -> Any:
+        if self.function is None:
+            self.calls += 1
+            if self.calls < OFTEN:
+                return computed(self.order, dict(zip(self.sources, values, strict=True)))
+            self.function = as_function(self.order, self.sources)
+        return self.function(*values)
+
+
 INFIX = {function: op for op, function in OPERATIONS.items() if op[-1] != "="}
 INFIX |= {function: op for op, function in COMPARISONS.items()}
 PREFIX = {function: op for op, (function, _) in UNARIES.items()} | {operator.not_: "not "}
 LONGEST = 120  # of what a report shows
+OFTEN = 8  # calls, from which on code is made: it takes as long as some calls
 
 
 def in_words(order: list[AtSource | Formula]) -> str:
@@ -134,9 +181,7 @@ class Guard:
 
     def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...]):
         self.evaluate, self.sources, self.order = evaluate, sources, in_order(evaluate)
-
-    def now(self, values: tuple) -> Any:
-        return computed(self.order, dict(zip(self.sources, values, strict=True)))
+        self.now = Computation(self.order, sources)
 
     def __str__(self) -> str:
         text = in_words(self.order)
@@ -145,7 +190,7 @@ class Guard:
     def differs(self, values: tuple) -> tuple[str, str, str]:
         """Of a call for which it does not hold: what it is about, what that was, and what it is."""
         try:
-            now = shown(self.now(values))
+            now = shown(self.now(*values))
         except Exception as error:
             now = f"a {type(error).__name__}"
         if is_kind(self.evaluate, Formula):
@@ -162,7 +207,7 @@ class Unchanged(Guard):
 
     def __call__(self, *values: Any) -> bool:
         try:
-            return is_one_value(self.now(values), self.expected)
+            return is_one_value(self.now(*values), self.expected)
         except Exception:  # it gave something then
             return False
 
@@ -176,7 +221,7 @@ class OfType(Guard):
 
     def __call__(self, *values: Any) -> bool:
         try:
-            return type(self.now(values)) is self.kind
+            return type(self.now(*values)) is self.kind
         except Exception:
             return False
 
@@ -190,7 +235,7 @@ class Raises(Guard):
 
     def __call__(self, *values: Any) -> bool:
         try:
-            self.now(values)
+            self.now(*values)
         except Exception as error:
             return type(error) is self.kind and str(error) == self.words
         return False
