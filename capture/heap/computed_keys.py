@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from typing import Any, Protocol
+from typing import Any
 
 from moebius.interpreter import is_kind
 
@@ -20,16 +20,6 @@ from .late_writes import Key, LateWrites, is_plain
 from .records import DICTS, UNREAD, Record
 
 SHORT = 64  # items of a slice at most, each of which is an input
-
-
-class KnownNumbers(Protocol):
-    """What is asked of the trace's numbers (``tensors.numbers.Numbers``)."""
-
-    def found_again(self, value: Any) -> tuple[Any, tuple[Source, ...], Any] | None: ...
-
-    def look_up(self, function: Any, *operands: Any) -> Any: ...
-
-    def constant(self, number: Number) -> Any: ...
 
 
 def item_at(container: Source, key: Key) -> Computed:

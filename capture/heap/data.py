@@ -19,18 +19,17 @@ def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProx
     tensors.layouts.changed(tensor)
     if tensor is data or is_same_data(tensor, data):
         return
-    fake, other, scope = tensor.fake, data.fake, tensors.writer.scope
+    fake, other = tensor.fake, data.fake
     alike = fake.dtype == other.dtype and fake.device == other.device and fake.shape == other.shape
-    inner = scope.parent is not None or tensors.writer.recomputed or not tensors.whole_step
-    if not alike or inner or other.is_inference():
-        reason = "in a body that runs apart" if inner else "of another dtype, device or size"
+    if not alike or not tensors.runs_once or other.is_inference():
+        reason = "of another dtype, device or size" if tensors.runs_once else "in a body that runs apart"
         hint = "tensor.data.copy_(…) writes the numbers in place, and keeps the step in one graph"
         raise Break("data of a tensor is set", f"{tensor.describe()}.data = … {reason}", hint)
     tensors.gradients.heap.write(tensor, "data")
     with tensors.world.mode:
         fake.data = other
     tensors.uncounted.add(torch_private.storage_of(fake))
-    tensors.writer.node("call_function", set_data, (tensor, data), {}).meta["val"] = None
+    tensors.writer.call(set_data, tensor, data)
 
 
 def is_same_data(tensor: TensorProxy, data: TensorProxy) -> bool:

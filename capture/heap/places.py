@@ -9,20 +9,6 @@ from ..values.values import Body
 from .records import Record
 
 
-class HeapPlace(Protocol):
-    """key: by which two of them are one."""
-
-    key: tuple[int, Any]
-
-    def get(self) -> Any: ...
-
-    def put(self, value: Any) -> None: ...
-
-    def put_back(self, before: Any) -> None: ...
-
-    def text(self) -> str: ...
-
-
 class Objects(Protocol):
     """What is asked of the trace's objects (``objects.Objects``)."""
 
@@ -84,6 +70,9 @@ class Entry:
     def text(self) -> str:
         source = self.record.source
         return f"{source.name}: {self.where}"
+
+
+HeapPlace = Item | Entry  # key: by which two of them are one
 
 
 def item_of(objects: Objects, owner: Any, where: Any) -> Item | None:

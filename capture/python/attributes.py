@@ -198,7 +198,6 @@ class Attributes(Slots):
         """``object.__getattribute__(obj, name)``."""
         kind = type(obj)
         on_type = self.on_type(kind, name)
-        descriptor = type(on_type)
         if on_type is not ABSENT and is_data_descriptor(on_type):
             return self.from_descriptor(on_type, obj, kind, name)
         found = self.from_instance(obj, name)
@@ -206,8 +205,6 @@ class Attributes(Slots):
             return found
         if on_type is ABSENT:
             raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}", name=name, obj=obj)
-        if descriptor is types.FunctionType:
-            return self.objects.made(types.MethodType(on_type, obj))
         return self.bind(on_type, obj, kind)
 
     def from_instance(self, obj: Any, name: str) -> Any:
@@ -320,11 +317,8 @@ class Attributes(Slots):
             return found
         on_type = self.on_type(kind, name)
         if on_type is not ABSENT:
-            return (
-                self.from_descriptor(on_type, module, kind, name)
-                if is_data_descriptor(on_type)
-                else self.bind(on_type, module, kind)
-            )
+            take = functools.partial(self.from_descriptor, name=name) if is_data_descriptor(on_type) else self.bind
+            return take(on_type, module, kind)
         own = self.from_instance(module, "__getattr__")
         fallback = own if own is not ABSENT else self.on_type(kind, "__getattr__")
         if fallback is ABSENT:
@@ -369,22 +363,16 @@ class Attributes(Slots):
 
     def bind_to_class(self, found: Any, cls: type) -> Any:
         """``found.__get__(None, cls)``."""
-        if is_kind(found, types.FunctionType | property | types.MemberDescriptorType | types.GetSetDescriptorType):
-            return found
-        if is_kind(found, types.MethodDescriptorType | types.WrapperDescriptorType):
-            return found
         if is_kind(found, staticmethod):
             return self.inside(found, found.__func__)
         if is_kind(found, classmethod):
             return self.of_class_method(found, cls)
         if is_kind(found, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(None, cls))
-        if type(found) in ATOMS or is_kind(found, NEVER_BOUND):
+        if type(found) in ATOMS or is_kind(found, (*NEVER_BOUND, *BOUND_TO_OBJECTS)):
             return found
         getter = self.on_type(type(found), "__get__")
-        if is_kind(getter, types.FunctionType):
-            return self.call(getter, [found, None, cls], {})
-        return found
+        return self.call(getter, [found, None, cls], {}) if is_kind(getter, types.FunctionType) else found
 
     def of_super(self, proxy: Any, name: str) -> Any:
         """``super(...).name``: the MRO after the class that ``super`` was made in."""
@@ -570,6 +558,7 @@ PARTS_OF_FUNCTIONS = frozenset(
 )  # fmt: skip
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
+BOUND_TO_OBJECTS = (types.FunctionType, property, *C_PARTS, types.MethodDescriptorType, types.WrapperDescriptorType)
 MODULE_GETATTR = torch.nn.Module.__getattr__
 
 

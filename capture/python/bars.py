@@ -13,6 +13,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import bar_call
 
 from ..heap.records import raw_dict
+from ..tensors.graphs import ELSEWHERE
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, SymbolicObject
 from .parts import Parts
@@ -65,9 +66,8 @@ class Bars:
         own = bar_class()
         if own is None or vars(own).get(function.__name__) is not function or function.__name__ not in METHODS:
             raise Break("progress bar", f"{what} writes to the terminal", HINT)
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            where = "in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("progress bar", f"{what} {where}", HINT)
+        if not self.tensors.runs_once:
+            raise Break("progress bar", f"{what} {ELSEWHERE}", HINT)
         if record is None or not is_drawn_plainly(bar):
             raise Break("progress bar", f"{what} writes to the terminal, by code that is not known", HINT)
         inner = self.objects.instance_dict(record)
@@ -84,8 +84,7 @@ class Bars:
             name = f"progress bar {len(self.objects.drawn)}"  # (stands for it in the graph, which must not hold it)
             self.objects.drawn[id(inner)] = self.tensors.add_input(bar, name, record.source)
         drawn = self.objects.drawn[id(inner)]
-        node = writer.node("call_function", bar_call(function, tuple(kwargs)), (drawn, *writer.with_sizes(values)), {})
-        node.meta["val"] = None
+        writer.call(bar_call(function, tuple(kwargs)), drawn, *writer.with_sizes(values))
         return self.objects.made(Drawn())
 
     def is_text(self, value: Any) -> bool:

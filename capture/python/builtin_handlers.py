@@ -67,13 +67,11 @@ class BuiltinHandlers(CallParts):
 
     def is_instance(self, value: Any, classes: Any, asks_metaclass: bool = True) -> bool:
         self.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
-        if is_kind(classes, tuple):
-            return any(self.is_instance(value, c) for c in classes)
+        if is_kind(classes, tuple | types.UnionType):
+            return any(self.is_instance(value, c) for c in (classes if is_kind(classes, tuple) else classes.__args__))
         check = self.own_check(classes, "__instancecheck__")
         kind = type(value)
         if kind is TensorProxy:
-            if is_kind(classes, types.UnionType):
-                return any(self.is_instance(value, c) for c in classes.__args__)
             if asks_metaclass and self.has_own_check(classes, check):
                 return self.domain.truth(self.call(check, [classes, value], {}))
             if is_kind(classes, torch_private.LEGACY_TYPE):  # torch.FloatTensor says no to a fake
@@ -86,18 +84,13 @@ class BuiltinHandlers(CallParts):
                 if is_kind(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
-        if issubclass(kind, OpaqueTensor) and not is_kind(classes, types.UnionType):
-            if self.has_own_check(classes, check, trusting=False):  # torch marks tensors as parameters
-                value.refuse("isinstance()")
+        if issubclass(kind, OpaqueTensor) and self.has_own_check(classes, check, trusting=False):
+            value.refuse("isinstance()")  # (torch marks tensors as parameters)
         if issubclass(kind, (*SYMBOLIC, Number, SymbolicObject)):
-            if is_kind(classes, types.UnionType):
-                return any(self.is_instance(value, c) for c in classes.__args__)
             return self.is_subclass_of(type_of(value), classes)
         if issubclass(kind, TensorMethod | UndefinedAfterLoop):
             return False
-        answers = kind not in ATOMS and is_kind(classes, type | types.UnionType) and self.answers_for_class(kind)
-        if answers and is_kind(classes, types.UnionType):
-            return any(self.is_instance(value, c) for c in classes.__args__)
+        answers = kind not in ATOMS and is_kind(classes, type) and self.answers_for_class(kind)
         if not asks_metaclass:
             return self.is_of_type(value, classes) if answers else type.__instancecheck__(classes, value)
         if self.has_own_check(classes, check, trusting=not answers) and kind is not classes:
@@ -376,13 +369,11 @@ class BuiltinHandlers(CallParts):
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
         if any(map(is_open_key, keys)) and all(map(self.compares_in_c, keys)):
             keys = [Ordered(self.domain, k) for k in keys]  # C asks of each pair which is the less, and nothing else
-            order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
-            return self.objects.made([items[i] for i in order])
-        keys = [natives.specialised(k) for k in keys]
-        if not all(natives.is_plain(k, self.known) for k in keys):
-            raise Break(
-                "sorting values that are not plain", ", ".join(type_of(k).__name__ for k in keys[:4]), "sort plain keys"
-            )
+        else:
+            keys = [natives.specialised(k) for k in keys]
+            if not all(natives.is_plain(k, self.known) for k in keys):
+                kinds = ", ".join(type_of(k).__name__ for k in keys[:4])
+                raise Break("sorting values that are not plain", kinds, "sort plain keys")
         order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
         return self.objects.made([items[i] for i in order])
 

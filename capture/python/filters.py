@@ -16,6 +16,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import blocks, enter_block, filter_call, leave_block
 
 from ..heap.objects import Objects
+from ..tensors.graphs import ELSEWHERE
 from ..tensors.tensors import TensorOperations
 from ..values.numbers import Number
 from ..values.values import Break, SymbolicObject
@@ -94,14 +95,10 @@ class Filters:
         raise Break("warnings.catch_warnings", "of another module", HINT)
 
     def mark(self, function: Callable[..., Any], *args: Any) -> fx.Node:
-        free = not self.writer.is_inner and not self.writer.recomputed
-        if not self.tensors.whole_step or not free:
-            where = "in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("warnings.catch_warnings", where, HINT)
+        if not self.tensors.runs_once:
+            raise Break("warnings.catch_warnings", ELSEWHERE, HINT)
         self.objects.note("warning")
-        node = self.writer.node("call_function", function, args, {})
-        node.meta["val"] = None
-        return node
+        return self.writer.call(function, *args)
 
     def enter(self, record: bool) -> Any:
         node = self.mark(enter_block, *([True] if record else []))

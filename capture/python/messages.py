@@ -23,6 +23,7 @@ from moebius.lowering.step.filters import recorders
 
 from ..bytecode.hidden_frames import MARK
 from ..heap.records import raw_dict
+from ..tensors.graphs import ELSEWHERE
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break
 from .parts import Parts
@@ -60,8 +61,8 @@ class Messages:
             return
         what = f"logging.Logger.{name}"
         writer = self.tensors.writer
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            raise Break(what, "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
+        if not self.tensors.runs_once:
+            raise Break(what, ELSEWHERE, AFTER)
         if options:
             raise Break(what, f"with {', '.join(options)}", AFTER)
         if not self.is_message(message, args):
@@ -77,8 +78,7 @@ class Messages:
             raise Break(what, "of a caller outside of the step", AFTER)
         code = frame.code
         place = texts.log_line(logger, level, code.co_filename, frame.line or code.co_firstlineno, code.co_name)
-        node = writer.node("call_function", place, (message, *writer.with_sizes(args)), {})
-        node.meta["val"] = None
+        writer.call(place, message, *writer.with_sizes(args))
 
     def log_at(self, logger: Any, level: Any, message: Any, *args: Any, **options: Any) -> None:
         """``logger.log(level, message, …)``."""
@@ -135,9 +135,8 @@ class Messages:
 
     def say(self, text: Any, category: type[Warning], namespace: dict[str, Any], file: str, line: int) -> None:
         """A warning as a node at its place between the operators."""
-        writer = self.tensors.writer
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            raise Break("warnings.warn", "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
+        if not self.tensors.runs_once:
+            raise Break("warnings.warn", ELSEWHERE, AFTER)
         for known in (vars(warnings), warnings.filters):
             record = self.objects.record_of(known)
             if record is not None and record.changed:
@@ -148,8 +147,7 @@ class Messages:
         kept = f"are {'' if self.recorded else 'not '}kept in a list"
         self.guards.holds("warnings", kept, functools.partial(are_recorded, self.recorded))
         self.heap.note("warning")
-        node = self.writer.node("call_function", texts.warner(category, namespace, file, line), (text,), {})
-        node.meta["val"] = None
+        self.writer.call(texts.warner(category, namespace, file, line), text)
 
     def frame_of(self, stacklevel: int) -> Any:
         """The frame that a warning is said to come from (``setup_context`` in Python/_warnings.c)."""

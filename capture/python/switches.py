@@ -14,6 +14,7 @@ import torch
 
 from moebius.lowering.step import leave_autocast
 
+from ..tensors.graphs import ELSEWHERE
 from ..torch_facts import torch_private
 from ..values.values import Break
 from .parts import Parts
@@ -72,9 +73,8 @@ class Switches:
     def throw(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Thrown now, as fakes are laid out by it, and again by a node; tracing ends with all of them as they were."""
         scope = self.tensors.writer
-        if not self.tensors.whole_step or scope.scope.parent is not None or scope.recomputed:
-            detail = f"{writer.__name__} in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("switch of torch's", detail, HINT)
+        if not self.tensors.runs_once:
+            raise Break("switch of torch's", f"{writer.__name__} {ELSEWHERE}", HINT)
         read = self.domain.plain_contents
         args, kwargs = (
             tuple(self.tensors.flag(read(a)) for a in args),
@@ -83,7 +83,7 @@ class Switches:
         self.heap.write(writer)
         writer(*args, **kwargs)
         self.thrown.add(writer)
-        scope.node("call_function", writer, args, kwargs).meta["val"] = None
+        scope.call(writer, *args, **kwargs)
 
     def throw_state(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
@@ -97,7 +97,7 @@ class Switches:
             if clears and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
                 return result  # ``leave_autocast`` does that
             node = leave_autocast if writer is torch.autocast_decrement_nesting else writer
-        scope.node("call_function", node, args, kwargs).meta["val"] = None
+        scope.call(node, *args, **kwargs)
         return result
 
 

@@ -78,8 +78,7 @@ class Texts:
         if self.is_repeated():
             raise Break("text in a loop or branch", "of what is computed there", "make it after that")
         writer, operands = self.writer, tuple(map(self.numbers.open, operands))
-        node = writer.node("call_function", function, writer.with_sizes(operands), {})
-        node.meta["val"] = None
+        node = writer.call(function, *writer.with_sizes(operands))
         if any(is_kind(o, TensorProxy) or (is_kind(o, Number) and not o.known) for o in operands):
             return Text(self.numbers, "…", node)
         today = function(*(o.representative if is_kind(o, Number) else o for o in operands))
@@ -124,8 +123,7 @@ class Texts:
             )
         self.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
         writer = self.writer
-        node = writer.node("call_function", texts.say, (sep, end, bool(flush), *writer.with_sizes(values)), {})
-        node.meta["val"] = None
+        writer.call(texts.say, sep, end, bool(flush), *writer.with_sizes(values))
 
 
 def is_stream(stream: Any) -> bool:

@@ -163,9 +163,7 @@ class Checkpoints:
         return [p for p in self.of_fake.values() if p.node in older]
 
     def mark(self, function: Callable[..., None], *args: Any) -> fx.Node:
-        node = self.writer.node("call_function", function, args, {})
-        node.meta["val"] = None
-        return node
+        return self.writer.call(function, *args)
 
     def form(self, reentrant: Any) -> Any:
         """``use_reentrant``, or what torch takes for it and says to that where it is not given."""

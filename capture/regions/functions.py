@@ -289,8 +289,7 @@ class AutogradFunctions(SubgraphTracer):
             bodies = tuple(self.body("function_backward", m.module) for m in made)
             captures = tuple((*known, *(scope.own(n) for n in m.scope.lifted)) for m in made)
             states = tuple(m.state for m in made)
-            chosen = self.writer.node("call_function", by_autocast, (states, bodies, captures), {})
-            chosen.meta["val"] = None
+            chosen = self.writer.call(by_autocast, states, bodies, captures)
             scope.graph.output(chosen)
             return scope, self.writer.module()
 
@@ -343,8 +342,7 @@ class AutogradFunctions(SubgraphTracer):
             call.place.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=None)
             node.args = (*node.args, call.place)
         body = self.body("function_backward", made.module)
-        put = self.writer.node("call_function", set_backward, (call.place, body, picks, tuple(more)), {})
-        put.meta["val"] = None
+        self.writer.call(set_backward, call.place, body, picks, tuple(more))
         call.made, call.values = made, values
 
     def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:

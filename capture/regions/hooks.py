@@ -130,7 +130,7 @@ class GradientHooks(SubgraphTracer):
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if tensor.real is not None and not tensor.real.is_leaf:
             raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
-        if self.writer.is_inner or self.writer.recomputed or not self.tensors.whole_step:
+        if not self.tensors.runs_once:
             raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
         self.objects.note("gradient hook")
         entry = self.registered.get(tensor)

@@ -98,7 +98,7 @@ class InferenceModes:
 
     def mark(self, function: Callable[[], None]) -> None:
         self.objects.note("inference mode")  # (a module with it is interpreted each time)
-        self.writer.node("call_function", function, (), {}).meta["val"] = None
+        self.writer.call(function)
 
     def refuse_writes(self) -> None:
         """If an operator in it fails, all of it runs again as Python: it may only write into what it made."""

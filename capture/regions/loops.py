@@ -343,11 +343,10 @@ class Loops:
             if is_kind(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
             elif type(condition) is Number:
-                condition = self.writer.node("call_function", torch.sym_not, (condition,), {})
-                condition.meta["val"] = None
+                condition = self.writer.call(torch.sym_not, condition)
             else:
                 condition = torch.sym_not(condition)
-        tensors.writer.node("call_function", skip_iteration, (condition,), {}).meta["val"] = None
+        tensors.writer.call(skip_iteration, condition)
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""

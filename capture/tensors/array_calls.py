@@ -111,8 +111,7 @@ class ArrayCalls:
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``function(*args, **kwargs)``; ABSENT where it is not followed."""
-        inner = self.writer.is_inner or self.writer.recomputed
-        if inner or not self.follows(function) or not self.tensors.whole_step or torch.is_inference_mode_enabled():
+        if not self.tensors.runs_once or not self.follows(function) or torch.is_inference_mode_enabled():
             return ABSENT
         if self.inputs.continues and not any(map(holds_array, (*args, *kwargs.values()))):
             return ABSENT

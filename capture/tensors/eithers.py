@@ -10,7 +10,7 @@ is a branch on data as any other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +23,7 @@ from moebius.lowering.step import chosen, either
 from ..torch_facts import torch_private
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, UNARY, Number, number_kind
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
-from .fakes import fake_of
+from .fakes import fake_of, leaves
 from .interfaces import Domain
 from .numbers import never_fails
 
@@ -101,8 +101,7 @@ def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number
     tensors = domain.tensors
     sides = [side.number() if type(side) is Either else side for side in (one, other)]
     function = either if TensorProxy in map(type, sides) else chosen
-    node = tensors.writer.node("call_function", function, (condition, *sides), {})
-    node.meta["val"] = None
+    node = tensors.writer.call(function, condition, *sides)
     return Number(domain.numbers, SOME, node)
 
 
@@ -169,18 +168,6 @@ def of_extreme(domain: Any, refused: set[Site], site: Site, function: Any, value
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def eithers_in(value: Any) -> Iterator[Either]:
-    """Those among an operator's arguments."""
-    kind = type(value)
-    if kind is Either:
-        yield value
-    elif kind in (tuple, list):
-        for item in value:
-            yield from eithers_in(item)
-    elif kind is dict:
-        yield from eithers_in([*value.values()])
-
-
 def with_sides(value: Any, sides: dict[int, Any]) -> Any:
     """The arguments with what ``sides`` has, by id, in the place of each."""
     kind = type(value)
@@ -194,13 +181,13 @@ def with_sides(value: Any, sides: dict[int, Any]) -> Any:
 def as_arguments(tensors: Any, function: Callable[..., Any], given: tuple) -> Any:
     """Arguments with a number of the graph in the place of each Either, where what the operator gives looks the same
     whichever side that is, and no gradient goes through it."""
-    met = {id(one): one for one in eithers_in(given)}
+    met = {id(one): one for one in leaves(given) if type(one) is Either}
     if not met:
         return given
     ways = [dict(zip(met, way, strict=True)) for way in itertools.product(*map(leaves_of, met.values()))]
-    leaves = torch_private.tree_leaves(fake_of(with_sides(given, ways[0])))
+    fakes = torch_private.tree_leaves(fake_of(with_sides(given, ways[0])))
     ways.append(dict.fromkeys(met, SOME))
-    grows = torch.is_grad_enabled() and any(is_kind(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    grows = torch.is_grad_enabled() and any(is_kind(leaf, torch.Tensor) and leaf.requires_grad for leaf in fakes)
     few = not grows and len(ways) <= MOST + 1
     if not few or len({look(tensors.world, function, with_sides(given, way)) for way in ways}) > 1:
         next(iter(met.values())).refuse("a use as an argument")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from moebius.interpreter import is_kind
@@ -11,6 +10,7 @@ from moebius.lowering.step import draw_array
 
 from ..values.numbers import CLOCKS
 from ..values.values import SYMBOLIC, RuntimeNumber, TensorProxy
+from .fakes import leaves
 
 # What fails on some floats; any other operator on floats alone gives a NaN where it can do nothing better.
 OF_FLOATS = frozenset({"grad", "backward", "multinomial", "normal", "normal_", "poisson", "binomial", "masked_scatter"})
@@ -44,14 +44,3 @@ def may_raise_on_data(target: Any, args: tuple) -> bool:
     tensors = [part.fake for part in leaves(args) if is_kind(part, TensorProxy)]
     floats = all(one.is_floating_point() or one.is_complex() for one in tensors)
     return not floats and name not in OF_INTEGERS
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples, dicts and slices."""
-    if is_kind(value, tuple | list | dict):
-        for part in value.values() if is_kind(value, dict) else value:
-            yield from leaves(part)
-    elif is_kind(value, slice):
-        yield from leaves((value.start, value.stop, value.step))
-    else:
-        yield value

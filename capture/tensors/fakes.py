@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -168,10 +168,15 @@ def refuse_answering(value: Any, stated: tuple[type, ...] = STATED) -> None:
 
 def has_tensor(value: Any) -> bool:
     """Whether tensors are among the leaves."""
-    if is_kind(value, torch.Tensor):
-        return True
-    if is_kind(value, tuple | list):
-        return any(has_tensor(v) for v in value)
-    if is_kind(value, dict):
-        return any(is_kind(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(value))
-    return False
+    return any(is_kind(leaf, torch.Tensor) for leaf in leaves(value))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples, dicts and slices."""
+    if is_kind(value, tuple | list | dict):
+        for part in value.values() if is_kind(value, dict) else value:
+            yield from leaves(part)
+    elif is_kind(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+    else:
+        yield value

@@ -75,15 +75,15 @@ class Accumulated:
         self.before = before
 
 
-def histories_of(fakes: Iterable[torch.Tensor]) -> set[Any]:
-    """The autograd nodes that a backward of all these would reach."""
-    met, pending = set[Any](), []
+def histories_of(fakes: Iterable[torch.Tensor]) -> dict[Any, None]:
+    """The autograd nodes that a backward of all these would reach, in order."""
+    met, pending = dict[Any, None](), []
     for fake in fakes:
         with suppress(RuntimeError):  # of a view of what was written: a backward raises the same
             pending.append(fake.grad_fn)
     while pending:
         if (function := pending.pop()) is not None and function not in met:
-            met.add(function)
+            met[function] = None
             pending += [inner for inner, _ in function.next_functions]
     return met
 
@@ -169,13 +169,11 @@ class Gradients:
         for write in renewals:
             write()
         node = self.backward_node(outputs, None if gradients is None else given, options, hooked, after)
-        node.meta["val"] = None
         if after:
-            self.writer.node("call_function", require_accumulated, (node,), {}).meta["val"] = None
+            self.writer.call(require_accumulated, node)
         if on_ranks:
-            self.writer.node("call_function", require_known, (), {}).meta["val"] = None
-        self.check = self.writer.node("call_function", require_gradients, (), {})
-        self.check.meta["val"] = None
+            self.writer.call(require_known)
+        self.check = self.writer.call(require_gradients)
         self.may_miss = on_ranks or bool(STAND_INS.keys() & {type(function).__name__ for function in reached})
         if self.may_miss:
             self.hold_live()
@@ -220,10 +218,8 @@ class Gradients:
         options = {name: value for name, value in options.items() if value is not None}
         for write in renewals:
             write()
-        node = self.writer.node("call_function", torch.autograd.backward, (tuple(outputs),), options)
-        node.meta["val"] = None
-        self.check = self.writer.node("call_function", require_gradients, (), {})
-        self.check.meta["val"] = None
+        self.writer.call(torch.autograd.backward, tuple(outputs), **options)
+        self.check = self.writer.call(require_gradients)
         for leaf, gradient in zip(leaves, found, strict=True):
             self.heap.write(leaf, "grad")
             with self.tensors.mode, torch.enable_grad():  # (``clone_obey_contract``: the strides are the leaf's)
@@ -253,19 +249,19 @@ class Gradients:
         self, outputs: list[TensorProxy], gradients: list[Any] | None, options: dict[str, Any], hooked: list[Any],
         after: list[Any],
     ) -> fx.Node:  # fmt: skip
-        node = self.writer.node
+        call = self.writer.call
         if hooked or after:
             options |= {} if gradients is None else {"grad_tensors": gradients}
-            made = node("call_function", backward_with_hooks, (outputs, options), {})
+            made = call(backward_with_hooks, outputs, options)
             for found in (hooked, after):
                 tensors, bodies, captures = zip(*found, strict=True) if found else ((), (), ())
                 made.args = (*made.args, self.writer.argument(tensors), bodies, captures)
             return made
         if len(outputs) > 1:
             options |= {} if gradients is None else {"grad_tensors": gradients}
-            return node("call_function", torch.autograd.backward, (tuple(outputs),), options)
+            return call(torch.autograd.backward, tuple(outputs), **options)
         options = ({} if gradients is None else {"gradient": gradients[0]}) | options
-        return node("call_method", "backward", (outputs[0],), options)
+        return call("backward", outputs[0], **options)
 
     def switch(self, tensor: TensorProxy, requires_grad: bool = True) -> TensorProxy:
         """``tensor.requires_grad_(requires_grad)``; the fake raises what torch raises."""
@@ -278,7 +274,7 @@ class Gradients:
         self.switched()
         with self.tensors.mode:
             tensor.fake.requires_grad_(requires_grad)
-        self.writer.node("call_method", "requires_grad_", (tensor, requires_grad), {}).meta["val"] = None
+        self.writer.call("requires_grad_", tensor, requires_grad)
         return tensor
 
     def retain(self, tensor: TensorProxy) -> None:
@@ -291,7 +287,7 @@ class Gradients:
             raise Break("Tensor.retain_grad", "in an expert loop or in a checkpointed call", "call it outside")
         self.heap.note("gradient")
         self.retained.setdefault(tensor, tensor.fake.grad_fn)
-        self.writer.node("call_method", "retain_grad", (tensor,), {}).meta["val"] = None
+        self.writer.call("retain_grad", tensor)
 
     def derive(self, outputs: list[Any], inputs: list[Any], grad_outputs: Any, options: dict[str, Any]) -> Any:
         """``torch.autograd.grad(outputs, inputs, grad_outputs)``: a node that gives one gradient for each input.
@@ -348,14 +344,14 @@ class Gradients:
             raise Break("torch.autograd.grad", "through a loop over experts the gradient's strides vary", NATIVELY)
         if node.kwargs.get("allow_unused"):
             expected = tuple(g is not None for g in result)
-            self.writer.node("call_function", require_given, (node, expected), {}).meta["val"] = None
+            self.writer.call(require_given, node, expected)
             self.wants_live()
             self.hold_live()
 
     def hold_live(self) -> None:
         """What Python may go on with after a check of gradients lives until then."""
         if live := self.live():
-            self.writer.node("call_function", keep, live, {}).meta["val"] = None
+            self.writer.call(keep, *live)
 
     def look_again(self, reached: set[Any], kept: bool) -> list[Callable[[], None]]:
         """Before a backward: the user's code that it runs is what it was taken for, or what the graph is told before it
@@ -407,7 +403,7 @@ class Gradients:
         asked = self.waiting()
         if outputs is not None:
             met = histories_of(proxy.fake for proxy in outputs if is_kind(proxy, TensorProxy))
-            asked = [applied for applied in asked if applied.histories & met]
+            asked = [applied for applied in asked if applied.histories & met.keys()]
         for applied in asked:
             if applied.reads_state or (applied.read is not None and not applied.read.stays()):
                 self.waited.add(applied.name)
@@ -426,21 +422,11 @@ class Gradients:
         if self.writer.recomputed:
             raise Break("Tensor.backward", "inside a checkpointed call", "call backward after it")
 
-    def reached(self, outputs: Iterable[TensorProxy]) -> tuple[list[TensorProxy], set[Any]]:
+    def reached(self, outputs: list[TensorProxy]) -> tuple[list[TensorProxy], set[Any]]:
         """The leaves whose ``.grad`` a backward from these outputs reaches, each once, and the autograd nodes."""
-        found: dict[int, TensorProxy] = {}
-        pending: list[Any] = []
-        seen: set[Any] = set()
-        for output in outputs:
-            if output.fake.grad_fn is None and output.fake.requires_grad:
-                found[id(output)] = output
-            pending.append(output.fake.grad_fn)
-        while pending:
-            function = pending.pop()
-            if function is None or function in seen:
-                continue
-            seen.add(function)
-            pending.extend(inner for inner, _ in function.next_functions)
+        found = {id(o): o for o in outputs if o.fake.grad_fn is None and o.fake.requires_grad}
+        met = histories_of(output.fake for output in outputs)
+        for function in met:
             variable = getattr(function, "variable", None)
             if variable is not None:
                 leaf = self.tensors.of_fake.get(id(variable))
@@ -451,7 +437,7 @@ class Gradients:
                         "remove the graph breaks before this call, or move what breaks there behind it",
                     )
                 found[id(leaf)] = leaf
-        return list(found.values()), seen
+        return list(found.values()), {*met}
 
     @contextmanager
     def accumulating(self, leaf: TensorProxy) -> Iterator[None]:
@@ -567,7 +553,7 @@ class Gradients:
             )
         if value is not None and (value.fake.shape != proxy.fake.shape or value.fake.dtype != proxy.fake.dtype):
             raise Break("Tensor.grad", "a gradient of another shape or dtype is set", "the error is raised natively")
-        self.writer.node("call_function", set_gradient, (proxy, value), {}).meta["val"] = None
+        self.writer.call(set_gradient, proxy, value)
         self.of[proxy] = value
 
 

@@ -130,6 +130,10 @@ class GraphScope:
         )
 
 
+# Where nothing may be written that does more than compute (``TensorOperations.runs_once``).
+ELSEWHERE = "in a loop over experts, a checkpointed call or for a foreign backend"
+
+
 class GraphWriter:
     """Writes nodes into the innermost open scope and turns traced values into node arguments."""
 
@@ -221,6 +225,12 @@ class GraphWriter:
         if self.ran:
             node.meta["operators"] = self.ran[:]
             self.ran.clear()
+        return node
+
+    def call(self, target: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+        """The node of a function, or of a method by its name, that gives no tensor: nothing, or a number."""
+        node = self.node("call_method" if type(target) is str else "call_function", target, args, kwargs)
+        node.meta["val"] = None
         return node
 
     def before_failure(self, target: Any, args: tuple) -> None:

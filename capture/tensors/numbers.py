@@ -22,7 +22,7 @@ from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, comp
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break, TensorProxy
-from .graphs import GraphScope
+from .graphs import ELSEWHERE, GraphScope
 from .interfaces import TensorOperators
 
 TYPES: frozenset[Any] = frozenset(NUMBERS)
@@ -55,8 +55,7 @@ class Numbers:
 
     def of_item(self, proxy: Any) -> Number:
         """``tensor.item()`` of a floating or boolean tensor with one element."""
-        node = self.writer.node("call_method", "item", (proxy,), {})
-        node.meta["val"] = None
+        node = self.writer.call("item", proxy)
         return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
 
     def item_of(self, proxy: Any) -> Number | None:
@@ -75,10 +74,8 @@ class Numbers:
             return None
         if not is_kind(fake.shape[0], int) or fake.shape[0] > SHORT:
             return None
-        node = writer.node("call_method", "tolist", (proxy,), {})
-        items = [writer.node("call_function", operator.getitem, (node, i), {}) for i in range(fake.shape[0])]
-        for part in (node, *items):
-            part.meta["val"] = None
+        node = writer.call("tolist", proxy)
+        items = [writer.call(operator.getitem, node, i) for i in range(fake.shape[0])]
         return [Number(self, fake.dtype is torch.bool or 0.5, item) for item in items]
 
     def of_array(
@@ -86,8 +83,7 @@ class Numbers:
         evaluate: Formula | None = None,
     ) -> Number:  # fmt: skip
         """A number of numpy's that an array has. value: today's where ``evaluate`` is given, else one of its type."""
-        node = self.writer.node("call_function", function, args, {})
-        node.meta["val"] = None
+        node = self.writer.call(function, *args)
         return Number(self, value, node, sources, evaluate)
 
     def read(self, name: str, function: Callable[[], float]) -> Number:
@@ -96,13 +92,10 @@ class Numbers:
 
     def drawn(self, name: str, function: Callable[..., Any], args: tuple) -> fx.Node:
         """A call that gives another number each time, where the graph comes to it."""
-        writer = self.writer
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            detail = f"{name} in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("call into C", detail, "it runs natively; call it before or after the step for one graph")
-        node = writer.node("call_function", function, args, {})
-        node.meta["val"] = None
-        return node
+        if not self.tensors.runs_once:
+            hint = "it runs natively; call it before or after the step for one graph"
+            raise Break("call into C", f"{name} {ELSEWHERE}", hint)
+        return self.writer.call(function, *args)
 
     def drawn_array(self, name: str, args: list, shape: tuple, dtype: torch.dtype | None) -> TensorProxy:
         """The tensor over the memory of an array that numpy's generator draws. dtype: None where that fails."""
@@ -251,10 +244,8 @@ class Numbers:
                 self.guard(OfType(evaluate, sources, type(result)))
         node = None
         if all(o.node is not None for o in unknown):
-            op, target = ("call_method", method) if method else ("call_function", function)
             with self.writer.in_front((o.node for o in unknown if o.node), lambda _: never_fails(function, operands)):
-                node = self.writer.node(op, target, operands, named)
-            node.meta["val"] = None
+                node = self.writer.call(method or function, *operands, **named)
         return self.given(result, node, sources, evaluate)
 
     def apply_numpy(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any], unknown: list) -> Any:
@@ -262,9 +253,8 @@ class Numbers:
         where numpy would warn, or give another type (of an int that is too large for its own)."""
         self.check_operands(function, operands, named)
         writer = self.writer
-        if unknown and (not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed):
-            detail = f"{name_of(function)}, in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("numpy's function of a number", detail, "compute it before")
+        if unknown and not self.tensors.runs_once:
+            raise Break("numpy's function of a number", f"{name_of(function)}, {ELSEWHERE}", "compute it before")
         known = all(o.known for o in unknown)
         quietly = (lambda f, _=None: f) if function in TYPES else computed_quietly  # float(x) has nothing to say
         try:
@@ -289,8 +279,7 @@ class Numbers:
             sources, evaluate = self.again(target, operands, named)
         node = None
         if all(o.node is not None for o in unknown):
-            node = writer.node("call_function", target, operands, named)
-            node.meta["val"] = None
+            node = writer.call(target, *operands, **named)
         elif known:
             assert evaluate is not None
             self.guard(OfType(evaluate, sources, type(result)))
@@ -340,8 +329,7 @@ class Numbers:
             for i, item in enumerate(result):
                 part = None
                 if node is not None:
-                    part = self.writer.node("call_function", operator.getitem, (node, i), {})
-                    part.meta["val"] = None
+                    part = self.writer.call(operator.getitem, node, i)
                 items.append(self.given(item, part, sources, Formula(operator.getitem, (evaluate, i))))
             return tuple(items)
         if evaluate is None or kind not in (bytes, type(None), type(NotImplemented)):

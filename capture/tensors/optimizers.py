@@ -110,4 +110,4 @@ def count_the_step(optimizer: Any, gradients: Gradients, on_a_mesh: bool) -> Non
     if on_a_mesh and not groups or groups and not tensors.recomputes:  # (it looks at gradients, or has no node)
         raise Break("function outside of the graph", "the hook of a mesh on optimizers", NATIVELY)
     if groups:
-        tensors.writer.node("call_function", count_step, groups, {}).meta["val"] = None
+        tensors.writer.call(count_step, *groups)

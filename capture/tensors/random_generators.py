@@ -20,11 +20,11 @@ from ..guards.sources import Static
 from ..heap.objects import Objects
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy
+from .graphs import ELSEWHERE
 from .tensors import TensorOperations
 
 REASON = "random generator"
 NATIVELY = "it runs natively; draw before the step"
-NO_PLACE = "in a loop over experts, a checkpointed call or for a foreign backend"
 SEED_OUTSIDE = "seed outside of the step"
 
 
@@ -50,7 +50,7 @@ class RandomGenerators:
 
     def node(self, generator: torch.Generator) -> fx.Node:
         """The generator in the graph. Modules in which one is used are interpreted each time."""
-        self.require(f"as an operator's argument: {NO_PLACE}", NATIVELY)
+        self.require(f"as an operator's argument: {ELSEWHERE}", NATIVELY)
         known = self.nodes.get(id(generator))
         if known is None:
             source = self.objects.need(generator).source
@@ -60,15 +60,13 @@ class RandomGenerators:
         return known[1]
 
     def require(self, what: str, hint: str) -> None:
-        if self.writer.is_inner or self.writer.recomputed or not self.tensors.whole_step:
+        if not self.tensors.runs_once:
             raise Break(REASON, what, hint)
         self.objects.note("random generator")
 
     def write(self, function: Callable[..., Any], args: tuple) -> fx.Node:
-        self.require(f"{function.__name__}: {NO_PLACE}", SEED_OUTSIDE)
-        node = self.writer.node("call_function", function, args, {})
-        node.meta["val"] = None
-        return node
+        self.require(f"{function.__name__}: {ELSEWHERE}", SEED_OUTSIDE)
+        return self.writer.call(function, *args)
 
     def make(self, device: Any = "cpu") -> torch.Generator:
         """``torch.Generator(device)``; its seed is torch's default."""
@@ -97,7 +95,7 @@ class RandomGenerators:
     def state(self, generator: torch.Generator) -> TensorProxy:
         with self.tensors.mode:
             fake = torch.empty(generator.get_state().shape, dtype=torch.uint8)
-        self.require(f"its state: {NO_PLACE}", SEED_OUTSIDE)
+        self.require(f"its state: {ELSEWHERE}", SEED_OUTSIDE)
         return self.tensors.record("call_function", state_of, (generator,), {}, fake)
 
     def set_state(self, generator: torch.Generator, state: Any) -> torch.Generator:

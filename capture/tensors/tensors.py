@@ -86,13 +86,9 @@ class TensorOperations:
     """All tensor operators of one trace."""
 
     def __init__(
-        self,
-        world: torch_fakes.FakeWorld,
-        writer: GraphWriter,
-        guards: GuardRecorder,
-        dynamic: Callable[[str, torch.Tensor], tuple[int, ...]],
-        whole_step: bool = True,
-    ):
+        self, world: torch_fakes.FakeWorld, writer: GraphWriter, guards: GuardRecorder,
+        dynamic: Callable[[str, torch.Tensor], tuple[int, ...]], whole_step: bool,
+    ):  # fmt: skip
         self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
         self.mode = world.mode  # under which operators run on fakes
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
@@ -370,11 +366,15 @@ class TensorOperations:
         self.foreign.refuse_writes(versions)
         return result
 
+    @property
+    def runs_once(self) -> bool:
+        """Whether what is written now runs once in each call, so that it may do more than compute."""
+        return self.whole_step and not self.writer.is_inner and not self.writer.recomputed
+
     @contextlib.contextmanager
     def that_may_tell(self, function: types.FunctionType) -> Iterator[None]:
         """Inside, the function raises TellsInPython where its own Python code warns, and a warning can be a node."""
-        noted = self.whole_step and not self.writer.is_inner and not self.writer.recomputed
-        before, self.may_tell = self.may_tell, function if noted and may_warn(function) else None
+        before, self.may_tell = self.may_tell, function if self.runs_once and may_warn(function) else None
         try:
             yield
         finally:
@@ -478,7 +478,7 @@ class TensorOperations:
         held = is_scalar_index(key) or (is_kind(key, tuple) and any(map(is_scalar_index, key)))
         anywhere = any_position(key) if held or selections(key, proxy.fake.dim()) is not None else key
         self.on_fakes(operator.setitem, (proxy, anywhere, value), {})
-        self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
+        self.writer.call(operator.setitem, proxy, key, value)
 
     def rows(self, proxy: TensorProxy) -> list[Any]:
         """The rows that iterating over the tensor gives, when their number is known."""

@@ -134,7 +134,7 @@ class Speculation:
         except (CannotRebuild, CannotResume):
             return None
         trace.objects.heap.read("fact", None, "branch", None)
-        writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
+        writer.call(require_branch, value, expected, place, *emitter.outputs)
         ends = ends_while(innermost.frame, innermost.pc)
         counts = trace.counter.so_far([run_again(innermost.frame, innermost.pc, innermost.pc + 1)])
         self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends, counts)
