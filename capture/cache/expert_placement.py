@@ -54,7 +54,7 @@ class Placement:
         from moebius.lowering.distribution import DistributionError, PlacementError, place_parameters, place_state
 
         try:
-            place_parameters(self.parameters, [], options.mesh, self.plan)
+            place_parameters(self.parameters, options.mesh, self.plan)
         except PlacementError as error:
             warn(f"moebius: experts stay whole on each rank: {error}")
         except DistributionError as error:  # no failure of capture: natively it would go on without the other ranks

@@ -10,10 +10,9 @@ How a caller (capture) uses it:
 
 1. lower with ``LoweringOptions(mesh=..., plan=...)``; the lowering calls ``place(gm, options)`` once expert regions are
    ``moebius.kernels.experts`` calls. The result is right whether or not parameters were placed.
-2. run ``bind_inputs(fn, gm, options)`` in place of ``fn``: it turns placed parameters into what the graph takes.
-3. before anything of a cold call has run, ``place_graph_parameters(gm, mesh)``: True means that parameters moved to
-   their ranks (their class has changed): drop the capture and capture again. (In parts: ``parameters_to_place``,
-   ``place_parameters``, ``input_conversions``, ``to_graph_input``.)
+2. give it each input as ``input_conversions(gm, options)`` says, by ``to_graph_input``.
+3. before anything of a cold call has run, ``place_parameters`` those that ``parameters_to_place(gm)`` names: where some
+   moved to their ranks their class has changed: drop the capture and capture again.
 4. ``average_gradients(modules, tensors, mesh, plan)`` before the first call runs, with all that it trains.
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
@@ -22,12 +21,9 @@ from moebius.lowering.distribution import simulate as simulate
 from moebius.lowering.distribution.channels import Traffic, traffic
 from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
 from moebius.lowering.distribution.place import (
-    bind_inputs,
     input_conversions,
     parameters_to_place,
     place,
-    place_graph_parameters,
-    plan_for,
 )
 from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
@@ -40,8 +36,8 @@ from moebius.lowering.planner.traffic import Bytes, RegionShape, bytes_for, expe
 
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
-    "average_gradients", "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
+    "average_gradients", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
     "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place", "parts_of",
-    "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
+    "place", "place_parameters", "place_state", "resolve_plan",
     "to_graph_input", "traffic", "weigh_by_tokens",
 ]

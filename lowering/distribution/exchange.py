@@ -35,23 +35,20 @@ _GROUPS: dict[str, ProcessGroup] = {}
 simulated = threading.local()  # .rank: in the group of the simulated rank for which an operator runs (simulate.py)
 
 
-def remember_group(group: dist.ProcessGroup) -> str:
+def remember_group(group: dist.ProcessGroup, name: str = "") -> str:
     """The name under which the operators find this process group (operators take no objects)."""
-    return _remember(str(group.group_name), group)
+    name = name or str(group.group_name)
+    if (found := group_of(group)) is not _GROUPS.get(name):
+        _GROUPS[name] = found
+        found.open_channels(name)
+    return name
 
 
 def remember_axis(mesh: Any, axis: int) -> str:
     """The same of a mesh's axis. All ranks of the mesh have the same name for it, whichever of its groups is theirs, so
     that their graphs are the same text."""
-    name = _remember(axis_name(mesh, axis), mesh.get_group(axis))
+    name = remember_group(mesh.get_group(axis), axis_name(mesh, axis))
     _GROUPS[name].name = name
-    return name
-
-
-def _remember(name: str, group: dist.ProcessGroup) -> str:
-    if (found := group_of(group)) is not _GROUPS.get(name):
-        _GROUPS[name] = found
-        found.open_channels(name)
     return name
 
 

@@ -14,7 +14,6 @@ import operator
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from moebius.kernels import experts
 from moebius.lowering.distribution.backward import promises, tensors_of
 from moebius.lowering.distribution.exchange import reached_experts, remember_axis
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, outline, own_experts
-from moebius.lowering.distribution.placement import place_parameters, stays_whole, to_graph_input
+from moebius.lowering.distribution.placement import stays_whole, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
 from moebius.lowering.distribution.sharded import Sharded
@@ -98,7 +97,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
 def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
     """Parameters that ``gm`` (after :func:`place`) takes whole though this rank needs its own experts of them only.
 
-    What a caller gives to :func:`place_parameters` before it captures again. Empty once all are placed.
+    What a caller gives to ``place_parameters`` before it captures again. Empty once all are placed.
     """
     found = []
     for node in gm.graph.nodes:
@@ -110,54 +109,12 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
     return found
 
 
-def place_graph_parameters(gm: fx.GraphModule, mesh: Any) -> bool:
-    """Move :func:`parameters_to_place` to their ranks; what else the graph reads becomes equal on all ranks.
-
-    Returns whether anything moved: then this capture is stale (the parameters' class has changed), and a new one will
-    take each rank's experts only. Call it before anything of the graph has run. Collective. Raises PlacementError, with
-    nothing moved; the graph can run as it is then, with whole experts on every rank.
-    """
-    wanted = parameters_to_place(gm)
-    if not wanted:
-        return False
-    fixed = [_real(node) for node in gm.graph.nodes if node.op == "placeholder" and node.meta.get("static")]
-    moving = {id(parameter) for parameter in wanted}
-    others = [tensor for tensor in fixed if isinstance(tensor, torch.Tensor) and id(tensor) not in moving]
-    return bool(place_parameters(wanted, others, mesh, gm.meta["plan"]))
-
-
-def bind_inputs(fn: Callable[..., tuple], gm: fx.GraphModule, options: LoweringOptions) -> Callable[..., tuple]:
-    """``fn``, the runnable form of ``gm``, as a function of the inputs as capture has them (see input_conversions)."""
-    conversions = input_conversions(gm, options)
-    converted = [(position, how) for position, how in enumerate(conversions) if how != "as is"]
-    if not converted:
-        return fn
-
-    def run(*inputs: Any) -> tuple:
-        values = list(inputs)
-        for position, how in converted:
-            values[position] = to_graph_input(values[position], how)
-        return fn(*values)
-
-    return run
-
-
 def input_conversions(gm: fx.GraphModule, options: LoweringOptions) -> list[str]:
     """How each input, in order, must reach a graph that :func:`place` has seen: the second argument of to_graph_input.
 
     "as is": as it is. "shard→local": this rank's rows of a placed parameter. "shard→full": all of it, gathered.
     """
     return [node.meta.get("placement", "as is") for node in gm.graph.nodes if node.op == "placeholder"]
-
-
-def plan_for(gm: fx.GraphModule, mesh: Any, plan: Any = "auto") -> Plan:
-    """The plan that :func:`place` would follow for a lowered graph, without changing it. Text form: ``str(plan)``."""
-    made = resolve_plan(plan, mesh)
-    regions = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
-    chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
-    for node in regions:
-        _describe(node, chains, made)
-    return made
 
 
 def _is_chosen(region: fx.Node, function: str) -> bool:

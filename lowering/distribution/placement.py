@@ -28,13 +28,12 @@ def stays_whole(parameter: torch.Tensor) -> bool:
 
 @torch.inference_mode(False)
 def place_parameters(
-    experts: Iterable[torch.nn.Parameter], others: Iterable[torch.Tensor], mesh: DeviceMesh, plan: Plan
+    experts: Iterable[torch.nn.Parameter], mesh: DeviceMesh, plan: Plan
 ) -> list[torch.nn.Parameter]:
-    """Split expert parameters over ``plan.axis`` of the mesh by their first axis; make the others equal on all ranks.
+    """Split expert parameters over ``plan.axis`` of the mesh by their first axis.
 
     experts: parameters whose first axis counts experts. Each becomes a :class:`Sharded` under the same identity (and so
         does its ``.grad``); rank r keeps rows ``chunk_span(E, ranks, r)``, and the memory of the rest is freed.
-    others: the model's other parameters and buffers. They stay ordinary tensors; the first rank's values go to all.
     Returns the parameters that moved in this call ([] if all were placed before: calling again is free). Collective.
     Raises PlacementError, on every rank and with nothing moved, where a parameter cannot move on some rank: a live
     autograd graph or a backward hook holds it, or it is a view or no leaf.
@@ -53,9 +52,6 @@ def place_parameters(
     placements: list[Placement] = [Replicate()] * mesh.ndim
     placements[plan.axis_index(mesh)] = Shard(0)
     with torch.no_grad():
-        for tensor in _unique(others):
-            if not isinstance(tensor, DTensor | Sharded):
-                copy_from_first_rank(tensor, mesh)
         for parameter in moving:
             copy_from_first_rank(parameter, mesh)
             _take_place(parameter, _split(parameter, mesh, placements))

@@ -69,7 +69,7 @@ def build(placed):
     model.weight = nn.Parameter(torch.arange(float(E * D)).reshape(E, D))
     if placed:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
-        place_parameters([model.weight], [], mesh, Plan(axis="ep"))
+        place_parameters([model.weight], mesh, Plan(axis="ep"))
     return model
 
 
@@ -127,7 +127,7 @@ def weights_of(experts):
     ours = nn.Parameter(torch.randn(experts, A * B))
     theirs = nn.Parameter(ours.detach().clone())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
-    place_parameters([ours], [], mesh, Plan(axis="ep"))
+    place_parameters([ours], mesh, Plan(axis="ep"))
     return ours, theirs
 
 

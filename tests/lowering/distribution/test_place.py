@@ -20,15 +20,12 @@ from moebius.lowering.distribution import (
     Plan,
     Sharded,
     average_gradients,
-    bind_inputs,
     collect_parameters,
     expected_bytes,
     input_conversions,
     parameters_to_place,
     place,
-    place_graph_parameters,
     place_parameters,
-    plan_for,
     to_graph_input,
     traffic,
 )
@@ -108,7 +105,8 @@ def targets(gm):
 
 
 def call(gm, options, inputs, run=None):
-    return bind_inputs(run or gm, gm, options)(*inputs)
+    conversions = input_conversions(gm, options)
+    return (run or gm)(*(to_graph_input(v, how) for v, how in zip(inputs, conversions, strict=True)))
 
 
 def whole(tensor):
@@ -125,9 +123,10 @@ def check_graph(name, placed, backend=None):
 
     gm = place(captured(function, [x, *params]), options)
     if placed:
-        assert place_graph_parameters(gm, mesh) == (gm.meta["plan"].ranks > 1)
+        assert place_parameters(wanted := parameters_to_place(gm), mesh, gm.meta["plan"]) == wanted
+        assert bool(wanted) == (gm.meta["plan"].ranks > 1)
         gm = place(captured(function, [x, *params]), options)
-        assert parameters_to_place(gm) == [] and not place_graph_parameters(gm, mesh)
+        assert parameters_to_place(gm) == []
     average_gradients([], params, mesh, gm.meta["plan"])
     run = None
     if backend:
@@ -193,7 +192,7 @@ def check_placed_by_another_graph(name):
     function = globals()[name]
     params = parameters(function)
     reference = copy.deepcopy(params)
-    place_parameters(params[1:], params[:1], mesh, Plan())
+    place_parameters(params[1:], mesh, Plan())
     x = torch.randn(T, D, dtype=torch.float64)
     gm = place(captured(function, [x, *params]), options)
     found, expected = call(gm, options, [x, *params])[0], function(x, *reference)[0]
@@ -226,7 +225,7 @@ def check_other_mesh():
     params = parameters(plain)
     reference = copy.deepcopy(params)
     x = torch.randn(T, D, dtype=torch.float64)
-    place_parameters(params[1:], params[:1], init_device_mesh("cpu", (ranks,)), Plan())
+    place_parameters(params[1:], init_device_mesh("cpu", (ranks,)), Plan())
     options = LoweringOptions(mesh=init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "ep")))
     gm = place(captured(plain, [x, *params]), options)
     assert input_conversions(gm, options)[2:] == ["shard→full"] * 2 and parameters_to_place(gm) == []
@@ -241,7 +240,7 @@ def check_fakes():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     params = parameters(plain)
     x = torch.randn(T, D, dtype=torch.float64)
-    place_parameters(params[1:], params[:1], mesh, Plan())
+    place_parameters(params[1:], mesh, Plan())
     gm = place(captured(plain, [x, *params]), LoweringOptions(mesh=mesh))
     local = len(params[1].local)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -262,10 +261,7 @@ def check_plan():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
     params = parameters(twice)
     x = torch.randn(T, D, dtype=torch.float64)
-    gm = captured(twice, [x, *params])
-    before = targets(gm)
-    plan = plan_for(gm, mesh)
-    assert targets(gm) == before
+    plan = place(captured(twice, [x, *params]), LoweringOptions(mesh=mesh)).meta["plan"]
     assert plan.parameters == {"L['model'].gate_up": (E, 3), "L['model'].down": (E, 3)}
     assert (plan.ranks, plan.axis, len(plan.regions)) == (2, "ep", 2)
     assert plan.expected().total == pytest.approx(2 * expected_bytes(plan.regions[0], 2).total)

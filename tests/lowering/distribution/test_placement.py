@@ -64,7 +64,7 @@ def build(num_experts, seed=0):
 def place_layer(layer):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     wanted = [layer.gate_up, layer.down]
-    moved = place_parameters(wanted, [*layer.parameters(), *layer.buffers()], mesh, Plan())
+    moved = place_parameters(wanted, mesh, Plan())
     average_gradients([layer], [], mesh, Plan())
     return moved
 
@@ -193,7 +193,7 @@ def written_in_place(num_experts):
             torch.manual_seed(0)
             plain = [torch.randn(num_experts, 3, 2) for _ in range(3)]
             held = [torch.nn.Parameter(t.clone()) for t in plain]
-            place_parameters([p for p, split in zip(held, (True, *kinds), strict=True) if split], [], mesh, Plan())
+            place_parameters([p for p, split in zip(held, (True, *kinds), strict=True) if split], mesh, Plan())
             with torch.no_grad():
                 write(*plain)
                 write(*(t.detach() for t in held))
