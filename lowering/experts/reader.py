@@ -6,6 +6,7 @@ from outside are invariants. The rules are in the files rules_*.py, for canonica
 
 from __future__ import annotations
 
+import functools
 from bisect import insort
 from collections.abc import Callable
 from typing import Any
@@ -51,16 +52,23 @@ READ_OUTSIDE = frozenset(
 SIZES = frozenset({"size", "numel"})
 
 
-def rule(*names: str, first: bool = False) -> Callable[[Rule], Rule]:
-    """Registers a rule for canonical operators. A rule returns a fact, or None when it has nothing to say. first: it is
-    asked before those of all files."""
+def rule(*names: str, of: Any = None, first: bool = False) -> Callable[[Callable[..., Any]], Rule]:
+    """Registers a rule for canonical operators. A rule returns a fact, or None when it has nothing to say. of: it is
+    only asked where the first argument has a fact of this kind, which it is given. first: before those of all files."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: Callable[..., Any]) -> Rule:
+        def asked(reader: Reader, call: Call) -> Any:
+            if of is None:
+                return function(reader, call)
+            fact = reader.fact(call["input"])
+            return function(reader, call, fact) if isinstance(fact, of) else None
+
+        made: Rule = functools.wraps(function)(asked)
         if first:
-            FIRST.add(function)
+            FIRST.add(made)
         for name in names:
-            insort(RULES.setdefault(name, []), function, key=rank)
-        return function
+            insort(RULES.setdefault(name, []), made, key=rank)
+        return made
 
     return register
 

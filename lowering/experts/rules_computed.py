@@ -27,7 +27,7 @@ from moebius.lowering.experts.facts import (
     Slice,
 )
 from moebius.lowering.experts.reader import Reader, rule
-from moebius.lowering.experts.rules_rows import DOTS, FULL, is_bias_of, part_of, piece_sizes
+from moebius.lowering.experts.rules_rows import DOTS, FULL, is_bias_of, operands_of, part_of, piece_sizes
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape
@@ -63,11 +63,11 @@ def pointwise(reader: Reader, call: Call) -> Fact | None:
     return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), parameters)
 
 
-@rule("glu")
-def gated_halves(reader: Reader, call: Call) -> Fact | None:
+@rule("glu", of=RowFunction)
+def gated_halves(reader: Reader, call: Call, fact: RowFunction) -> Fact | None:
     """The first half times the sigmoid of the second."""
-    fact, shape, dtype = reader.fact(call["input"]), reader.shape(call["input"]), reader.dtype(call.node)
-    if not isinstance(fact, RowFunction) or not shape or len(shape) != 2 or call["dim"] not in (-1, 1) or dtype is None:
+    shape, dtype = reader.shape(call["input"]), reader.dtype(call.node)
+    if not shape or len(shape) != 2 or call["dim"] not in (-1, 1) or dtype is None:
         return None
     half = shape[1] // 2
     first, second = part_of(fact, range(half)), part_of(fact, range(half, 2 * half))
@@ -205,19 +205,16 @@ def each_row(reader: Reader, call: Call) -> Fact | None:
 
 def is_product(reader: Reader, call: Call) -> bool:
     """Rows times a matrix of the expert's own, or one that is the same in all iterations."""
-    matrix = call["weight"] if call.name == "linear" else call["other"]
-    given, weight = reader.fact(call["input"]), reader.fact(matrix)
-    bias = reader.fact(None if call.name == "matmul" else call["bias"])
+    given, operands = reader.fact(call["input"]), operands_of(reader, call)
     if not isinstance(given, RowFunction) or isinstance(given, RowWeight) or reader.rank(call["input"]) != 2:
         return False
-    if call.name == "addmm" and (call["beta"] != 1 or call["alpha"] != 1):
+    if operands is None:
         return False
+    weight, axis, bias = operands
     if isinstance(weight, Slice) and len(weight.axes) == 2:
-        out_axis = weight.axes[0 if call.name == "linear" else 1]
-        return bias == Constant(None) or (isinstance(bias, Slice) and is_bias_of(bias, weight, out_axis))
-    shared = isinstance(weight, Invariant) and reader.rank(matrix) == 2
-    flat = isinstance(bias, Invariant) and reader.rank(call["bias"]) == 1
-    return shared and (bias == Constant(None) or flat)
+        return bias is None or (isinstance(bias, Slice) and is_bias_of(bias, weight, weight.axes[axis]))
+    shared = isinstance(weight, Invariant) and reader.rank(weight.node) == 2
+    return shared and (bias is None or (isinstance(bias, Invariant) and reader.rank(bias.node) == 1))
 
 
 def piece(reader: Reader, call: Call) -> Fact | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from moebius.lowering.experts.facts import (
-    Coordinate,
     ExpertId,
     Fact,
     Invariant,
@@ -37,11 +36,10 @@ def masked_weights(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
-@rule("sum")
-def gate_of_weights(reader: Reader, call: Call) -> Fact | None:
+@rule("sum", of=MaskedWeights)
+def gate_of_weights(reader: Reader, call: Call, fact: MaskedWeights) -> Fact | None:
     """Its sum over the slots: column e of a matrix of all experts' gates."""
-    fact, dims = reader.fact(call["input"]), call["dim"]
-    if not isinstance(fact, MaskedWeights) or call.args.get("dtype") is not None or dims not in (-1, 1, (-1,), (1,)):
+    if call.args.get("dtype") is not None or call["dim"] not in (-1, 1, (-1,), (1,)):
         return None
     index, weight = fact.index.node, fact.weight.node
     bounds, inside = index_bounds(index), reader.loop.graph
@@ -55,28 +53,18 @@ def gate_of_weights(reader: Reader, call: Call) -> Fact | None:
     return OwnGate(Invariant(("outside", gates), gates), column=call["keepdim"] is True)
 
 
-@rule("getitem")
-def own_gate(reader: Reader, call: Call) -> Fact | None:
-    """``gates[:, e]``, and what it is for the selected tokens."""
-    fact, key = reader.fact(call["input"]), reader.fact(call["index"])
-    if isinstance(fact, Invariant) and reader.rank(call["input"]) == 2 and isinstance(key, Items):
-        whole, own = (key.items[0], key.items[-1]) if len(key.items) == 2 else (None, None)
-        return OwnGate(fact) if whole in (FULL, DOTS) and own == ExpertId() else None
-    if not isinstance(fact, OwnGate):
-        return None
-    return at_rows(reader, call, fact, row_positions(key))
+@rule("getitem", of=Invariant)
+def own_gate(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
+    """``gates[:, e]``."""
+    key = reader.fact(call["index"])
+    own = isinstance(key, Items) and len(key.items) == 2 and key.items[0] in (FULL, DOTS) and key.items[1] == ExpertId()
+    return OwnGate(fact) if own and reader.rank(call["input"]) == 2 else None
 
 
-@rule("index_select")
-def own_gate_selected(reader: Reader, call: Call) -> Fact | None:
-    fact, key = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(fact, OwnGate) or call["dim"] != 0 or not isinstance(key, Coordinate) or key.column:
-        return None
-    return at_rows(reader, call, fact, key)
-
-
-def at_rows(reader: Reader, call: Call, fact: OwnGate, at: Coordinate | None) -> Fact | None:
-    dtype = reader.dtype(call.node)
-    if at is None or at.axis != 0 or dtype is None:
+@rule("getitem", "index_select", of=OwnGate)
+def at_rows(reader: Reader, call: Call, fact: OwnGate) -> Fact | None:
+    """What it is for the selected tokens."""
+    at, dtype = row_positions(reader.fact(call["index"])), reader.dtype(call.node)
+    if at is None or at.axis != 0 or dtype is None or call.args.get("dim", 0) != 0:
         return None
     return RowWeight(at.selection, dtype, fact.source, (0, "e"), fact.column)

@@ -48,11 +48,8 @@ def one_hot(reader: Reader, call: Call) -> Fact | None:
     return OneHot(index, classes, (*range(rank), "e"))
 
 
-@rule("permute", "transpose", "t", "T", "mT")
-def permute(reader: Reader, call: Call) -> Fact | None:
-    fact = reader.fact(call["input"])
-    if not isinstance(fact, OneHot | Mask):
-        return None
+@rule("permute", "transpose", "t", "T", "mT", of=OneHot | Mask)
+def permute(reader: Reader, call: Call, fact: OneHot | Mask) -> Fact | None:
     axes = moved(call, fact.axes)
     return None if axes is None else replace(fact, axes=axes)
 
@@ -172,12 +169,11 @@ def keeps_some(keep: Any, mask: Any) -> bool:
     return made and counted.args[:1] == (mask,) and call["other"] >= least
 
 
-@rule("reshape", "flatten")
-def rows_of_one_hot(reader: Reader, call: Call) -> Fact | None:
+@rule("reshape", "flatten", of=OneHot)
+def rows_of_one_hot(reader: Reader, call: Call, fact: OneHot) -> Fact | None:
     """``one_hot.view(-1, 1, E)``: the one_hot of the index in that shape."""
-    fact, shape = reader.fact(call["input"]), reader.shape(call.node)
-    before = reader.shape(call["input"])
-    if not isinstance(fact, OneHot) or shape is None or before is None or len(shape) < 2 or fact.classes < 0:
+    shape, before = reader.shape(call.node), reader.shape(call["input"])
+    if shape is None or before is None or len(shape) < 2 or fact.classes < 0:
         return None
     rank = len(fact.axes)
     if fact.axes != (*range(rank - 1), "e") or shape[-1] != fact.classes or before[-1] != fact.classes:
@@ -246,13 +242,12 @@ def positions(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
-@rule("unique")
-def unique(reader: Reader, call: Call) -> Fact | None:
+@rule("unique", of=Invariant)
+def unique(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
     """Every expert that occurs, once. Which axes the index has does not matter."""
     if call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
         return None
-    fact = reader.fact(call["input"])
-    if not isinstance(fact, Invariant) or dtype_of(fact.node) not in INTEGERS:
+    if dtype_of(fact.node) not in INTEGERS:
         return None
     root, bounds = index_root(fact.node), index_bounds(fact.node)
     if bounds is None or bounds[0] < 0:
@@ -260,11 +255,11 @@ def unique(reader: Reader, call: Call) -> Fact | None:
     return HitList(Invariant(("outside", root), root), None, column=False) if root.graph is reader.loop.graph else None
 
 
-@rule("bincount")
-def bincount(reader: Reader, call: Call) -> Fact | None:
+@rule("bincount", of=Invariant)
+def bincount(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
     """How often each expert occurs; which axes the index has does not matter."""
-    fact, shape = reader.fact(call["input"]), reader.shape(call.node)
-    if not isinstance(fact, Invariant) or call["weights"] is not None or shape is None or not isinstance(shape[0], int):
+    shape = reader.shape(call.node)
+    if call["weights"] is not None or shape is None or not isinstance(shape[0], int):
         return None
     root = index_root(fact.node)
     return Counts(Invariant(("outside", root), root), shape[0]) if root.graph is reader.loop.graph else None
@@ -279,11 +274,10 @@ def numbers(reader: Reader, call: Call) -> Fact | None:
     return fact if isinstance(fact, RowCount if call.name == "item" else Counts) else None
 
 
-@rule("getitem")
-def count_of_the_expert(reader: Reader, call: Call) -> Fact | None:
+@rule("getitem", of=Counts)
+def count_of_the_expert(reader: Reader, call: Call, fact: Counts) -> Fact | None:
     """``counts[e]``."""
-    fact, key = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(fact, Counts) or not isinstance(key, ExpertId) or key.vector:
+    if reader.fact(call["index"]) != ExpertId():
         return None
     whole = RowCount(Selection(fact.index, (), fact.classes))
     return Test("empty", whole.selection, negated=True) if fact.boolean else whole
@@ -326,14 +320,13 @@ def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
-@rule("select")
-def select(reader: Reader, call: Call) -> Fact | None:
-    fact, dim, index = reader.fact(call["input"]), call["dim"], reader.fact(call["index"])
-    if isinstance(fact, OneHot) and isinstance(dim, int):
-        keys: list[Fact] = [Constant(FULL)] * len(fact.axes)
-        keys[dim] = index
-        return select_expert(fact, keys)
-    return None
+@rule("select", of=OneHot)
+def select(reader: Reader, call: Call, fact: OneHot) -> Fact | None:
+    if not isinstance(call["dim"], int):
+        return None
+    keys: list[Fact] = [Constant(FULL)] * len(fact.axes)
+    keys[call["dim"]] = reader.fact(call["index"])
+    return select_expert(fact, keys)
 
 
 @rule("getitem")
@@ -367,13 +360,10 @@ def is_column(reader: Reader, argument: Any) -> bool:
     return shape is not None and len(shape) == 2 and sized_one(shape[1])
 
 
-@rule("argmax")
-def slot_of_the_row(reader: Reader, call: Call) -> Fact | None:
+@rule("argmax", of=MaskRows)
+def slot_of_the_row(reader: Reader, call: Call, fact: MaskRows) -> Fact | None:
     """``mask[token].int().argmax(-1)``: where in its row of index the expert stands, if it stands there once."""
-    fact = reader.fact(call["input"])
-    if not isinstance(fact, MaskRows) or call["dim"] not in (-1, 1) or fact.selection.axes != (0, 1):
-        return None
-    if not distinct(fact.selection.index.node):
+    if call["dim"] not in (-1, 1) or fact.selection.axes != (0, 1) or not distinct(fact.selection.index.node):
         return None
     return Coordinate(fact.selection, 1, column=call["keepdim"] is True)
 
@@ -402,20 +392,18 @@ def select_expert(fact: OneHot, keys: list[Fact]) -> Fact | None:
     return Mask(fact.index, tuple(axes), fact.classes, fact.boolean) if chosen else fact
 
 
-@rule("unbind", "T", "t")
-def columns_apart(reader: Reader, call: Call) -> Fact | None:
+@rule("unbind", "T", "t", of=Selection)
+def columns_apart(reader: Reader, call: Call, fact: Selection) -> Fact | None:
     """``slot, token = mask.nonzero().T`` or ``.unbind(1)``."""
-    fact = reader.fact(call["input"])
-    if isinstance(fact, Selection) and (call.name != "unbind" or call["dim"] in (1, -1)):
-        return Items(tuple(Coordinate(fact, axis) for axis in fact.axes))
-    return None
+    apart = call.name != "unbind" or call["dim"] in (1, -1)
+    return Items(tuple(Coordinate(fact, axis) for axis in fact.axes)) if apart else None
 
 
-@rule("unsqueeze", "squeeze", "reshape", "flatten", "select", "getitem")
-def column_or_vector(reader: Reader, call: Call) -> Fact | None:
+@rule("unsqueeze", "squeeze", "reshape", "flatten", "select", "getitem", of=Coordinate | RowWeight | OwnGate)
+def column_or_vector(reader: Reader, call: Call, fact: Coordinate | RowWeight | OwnGate) -> Fact | None:
     """One number a row, as a column [S, 1] or as a vector [S]: ``w[:, None]``, ``token.view(-1)``, ``gate[..., 0]``."""
-    fact, before, after = reader.fact(call["input"]), reader.shape(call["input"]), reader.shape(call.node)
-    if not isinstance(fact, Coordinate | RowWeight | OwnGate) or before is None or after is None:
+    before, after = reader.shape(call["input"]), reader.shape(call.node)
+    if before is None or after is None:
         return None
     if len(call.node.all_input_nodes) > 1 and call.name != "reshape":
         return None  # other rows of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -46,22 +47,17 @@ WIDE = (torch.float32, torch.float64)
 ADDED = {"index_add": "source", "index_put": "values", "scatter_add": "src"}  # what each adds
 
 
-@rule("select", "pick")
-def own_parameter(reader: Reader, call: Call) -> Fact | None:
+@rule("select", "pick", of=Invariant)
+def own_parameter(reader: Reader, call: Call, source: Invariant) -> Fact | None:
     """``w.select(0, e)``; an expert's parameter out of those that were stacked (unrolled_loops.py)."""
-    source, index = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or call.args.get("dim", 0) != 0:
-        return None
-    return expert_slice(reader, call["input"], source)
+    own = isinstance(reader.fact(call["index"]), ExpertId) and call.args.get("dim", 0) == 0
+    return expert_slice(reader, call["input"], source) if own else None
 
 
-@rule("getitem")
-def part_of_unbound(reader: Reader, call: Call) -> Fact | None:
+@rule("getitem", of=Invariant)
+def part_of_unbound(reader: Reader, call: Call, source: Invariant) -> Fact | None:
     """``w.unbind(0)[e]``, and ``w.chunk(experts, 0)[e]``, [1, …], of which the axis of size one is taken next."""
-    source, index = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or index.vector:
-        return None
-    made = read_call(source.node)
+    made = read_call(source.node) if reader.fact(call["index"]) == ExpertId() else None
     if made is None or made.name not in ("unbind", "chunk", "split") or not isinstance(made["input"], fx.Node):
         return None
     whole, shape = made["input"], reader.shape(made["input"])
@@ -88,13 +84,13 @@ def expert_slice(reader: Reader, whole: fx.Node, source: Invariant) -> Slice | N
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("getitem")
-def lookup(reader: Reader, call: Call) -> Fact | None:
+@rule("getitem", of=Invariant)
+def lookup(reader: Reader, call: Call, source: Invariant) -> Fact | None:
     """``x[token]``, ``weight[token, slot, None]``, ``scores[token, e]``, ``w[e]``."""
-    source, key = reader.fact(call["input"]), reader.fact(call["index"])
+    key = reader.fact(call["index"])
     keys = list(key.items) if isinstance(key, Items) else [key]
     rank, dtype = reader.rank(call["input"]), reader.dtype(call["input"])
-    if not isinstance(source, Invariant) or rank is None or dtype is None:
+    if rank is None or dtype is None:
         return None
     column = len(keys) == rank + 1 and keys[-1] == NONE
     if column:
@@ -131,15 +127,13 @@ def row_positions(key: Fact) -> Coordinate | None:
     return position if isinstance(position, Coordinate) and not position.column else None
 
 
-@rule("reshape", "squeeze", "flatten", "getitem", "select")
-def lower_rows(reader: Reader, call: Call) -> Fact | None:
+@rule("reshape", "squeeze", "flatten", "getitem", "select", of=Raised)
+def lower_rows(reader: Reader, call: Call, fact: Raised) -> Fact | None:
     """``x[None, token].reshape(-1, D)``."""
-    fact, before, after = reader.fact(call["input"]), reader.shape(call["input"]), reader.shape(call.node)
-    if not isinstance(fact, Raised) or before is None or after is None:
-        return None
     if call.name == "getitem" and reader.fact(call["index"]) != Constant(0):
         return None
-    return fact.rows if same_shape(before[1:], after) else None
+    before, after = reader.shape(call["input"]), reader.shape(call.node)
+    return fact.rows if before and same_shape(before[1:], after) else None
 
 
 def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torch.dtype, column: bool) -> Fact | None:
@@ -167,22 +161,19 @@ def is_position(key: Fact) -> TypeGuard[Constant]:
     return isinstance(key, Constant) and isinstance(key.value, int) and not isinstance(key.value, bool)
 
 
-@rule("index_select")
-def index_select(reader: Reader, call: Call) -> Fact | None:
-    source, index, rank = reader.fact(call["input"]), reader.fact(call["index"]), reader.rank(call["input"])
-    dtype = reader.dtype(call["input"])
-    if not isinstance(source, Invariant) or call["dim"] != 0 or rank is None or dtype is None:
-        return None
-    if isinstance(index, ExpertId) or not isinstance(index, Coordinate):
+@rule("index_select", of=Invariant)
+def index_select(reader: Reader, call: Call, source: Invariant) -> Fact | None:
+    index, rank, dtype = reader.fact(call["index"]), reader.rank(call["input"]), reader.dtype(call["input"])
+    if call["dim"] != 0 or rank is None or dtype is None or not isinstance(index, Coordinate):
         return None
     return positions_lookup(source, [index], rank, dtype, False)
 
 
-@rule("gather")
-def gathered_weight(reader: Reader, call: Call) -> Fact | None:
+@rule("gather", of=Rows)
+def gathered_weight(reader: Reader, call: Call, rows: Rows) -> Fact | None:
     """``weight[token].gather(-1, slot)``: one number of each looked up row."""
-    rows, index = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(rows, Rows) or not isinstance(index, Coordinate) or call["dim"] not in (-1, 1):
+    index = reader.fact(call["index"])
+    if not isinstance(index, Coordinate) or call["dim"] not in (-1, 1):
         return None
     if rows.axis != 0 or not index.column or index.selection != rows.selection:
         return None
@@ -194,12 +185,9 @@ def gathered_weight(reader: Reader, call: Call) -> Fact | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("transpose", "permute", "t", "T", "mT")
-def iteration_slice(reader: Reader, call: Call) -> Fact | None:
-    fact = reader.fact(call["input"])
-    if not isinstance(fact, Slice) or len(fact.axes) != 2:
-        return None
-    axes = moved(call, fact.axes)
+@rule("transpose", "permute", "t", "T", "mT", of=Slice)
+def iteration_slice(reader: Reader, call: Call, fact: Slice) -> Fact | None:
+    axes = moved(call, fact.axes) if len(fact.axes) == 2 else None
     return None if axes is None else replace(fact, axes=axes)
 
 
@@ -276,14 +264,12 @@ def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
     return torch.promote_types(other, dtype) == dtype
 
 
-@rule("contiguous", "clone", "reshape", "flatten", "squeeze", "expand", "dropout")
-def same_value(reader: Reader, call: Call) -> Fact | None:
+@rule("contiguous", "clone", "reshape", "flatten", "squeeze", "expand", "dropout", of=RowFunction | Slice)
+def same_value(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
     """Views that keep the shape, copies, and dropout that is switched off."""
-    fact = reader.fact(call["input"])
     if draws(call.node) if call.name == "dropout" else call.op.inplace:
         return None
-    same = same_shape(reader.shape(call["input"]), reader.shape(call.node))
-    return fact if same and isinstance(fact, RowFunction | Slice) else None
+    return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -291,26 +277,20 @@ def same_value(reader: Reader, call: Call) -> Fact | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("chunk", "split")
-def pieces(reader: Reader, call: Call) -> Fact | None:
-    fact, rank = reader.fact(call["input"]), reader.rank(call["input"])
-    shape = reader.shape(call["input"])
-    if not isinstance(fact, RowFunction | Slice) or shape is None or rank is None or not isinstance(shape[-1], int):
+@rule("chunk", "split", of=RowFunction | Slice)
+def pieces(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
+    shape, dim = reader.shape(call["input"]) or (), call["dim"]
+    if not shape or not isinstance(shape[-1], int) or not isinstance(dim, int):
         return None
-    dim = call["dim"]
-    if not isinstance(dim, int):
+    axis = dim % len(shape)
+    if not isinstance(shape[axis], int) or (isinstance(fact, RowFunction) and axis != len(shape) - 1):
         return None
-    if isinstance(fact, RowFunction) and dim % rank != rank - 1:
-        return None
-    width = shape[dim]
-    if not isinstance(width, int):
-        return None
-    sizes = piece_sizes(call, width)
+    sizes = piece_sizes(call, shape[axis])
     if sizes is None:
         return None
     bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    found = [part_along(fact, dim % rank, range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
-    return Items(tuple(f for f in found if f is not None)) if all(f is not None for f in found) else None
+    found = [part_along(fact, axis, range(a, b)) for a, b in itertools.pairwise(bounds)]
+    return Items(tuple(f for f in found if f is not None)) if None not in found else None
 
 
 def piece_sizes(call: Call, width: int) -> list[int] | None:
@@ -327,11 +307,11 @@ def piece_sizes(call: Call, width: int) -> list[int] | None:
     return [min(step, width - start) for start in range(0, width, step)]
 
 
-@rule("getitem")
-def sliced(reader: Reader, call: Call) -> Fact | None:
+@rule("getitem", of=RowFunction | Slice)
+def sliced(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
     """``h[..., ::2]``, ``h[:, :n]``, ``w[e][n:]``."""
-    fact, key, shape = reader.fact(call["input"]), reader.fact(call["index"]), reader.shape(call["input"])
-    if not isinstance(fact, RowFunction | Slice) or shape is None:
+    key, shape = reader.fact(call["index"]), reader.shape(call["input"])
+    if shape is None:
         return None
     keys = list(key.items) if isinstance(key, Items) else [key]
     if DOTS in keys:
@@ -352,11 +332,10 @@ def sliced(reader: Reader, call: Call) -> Fact | None:
     return current
 
 
-@rule("narrow")
-def narrow(reader: Reader, call: Call) -> Fact | None:
-    fact, rank = reader.fact(call["input"]), reader.rank(call["input"])
-    numbers = (call["dim"], call["start"], call["length"])
-    if not isinstance(fact, RowFunction | Slice) or rank is None or not all(isinstance(n, int) for n in numbers):
+@rule("narrow", of=RowFunction | Slice)
+def narrow(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
+    rank, numbers = reader.rank(call["input"]), (call["dim"], call["start"], call["length"])
+    if rank is None or not all(isinstance(n, int) for n in numbers):
         return None
     dim, start, length = numbers
     if start < 0 or (isinstance(fact, RowFunction) and dim % rank != rank - 1):
@@ -406,26 +385,23 @@ def part_of(fact: Fact, part: range) -> RowFunction | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("linear", "matmul", "addmm")
-def linear(reader: Reader, call: Call) -> Fact | None:
-    rows, dtype = reader.fact(call["input"]), reader.dtype(call.node)
-    bias = None
-    if call.name == "linear":
-        weight = reader.fact(call["weight"])
-        if call["bias"] is not None:
-            bias = reader.fact(call["bias"])
-        turned = False
-    else:
-        weight, turned = reader.fact(call["other"]), True
-        if call.name == "addmm":
-            bias = reader.fact(call["bias"])
-            if call["beta"] != 1 or call["alpha"] != 1:
-                return None
-    if not isinstance(rows, RowFunction) or not isinstance(weight, Slice) or len(weight.axes) != 2 or dtype is None:
+def operands_of(reader: Reader, call: Call) -> tuple[Fact, int, Fact | None] | None:
+    """(a product's matrix, which axis of it runs along the result, the bias); None where they are scaled."""
+    if call.name == "addmm" and (call["beta"] != 1 or call["alpha"] != 1):
         return None
-    out_axis = weight.axes[1 if turned else 0]
-    if isinstance(rows, RowWeight):
+    bias = reader.fact(call["bias"]) if call.args.get("bias") is not None else None
+    return (reader.fact(call["weight"]), 0, bias) if call.name == "linear" else (reader.fact(call["other"]), 1, bias)
+
+
+@rule("linear", "matmul", "addmm", of=RowFunction)
+def linear(reader: Reader, call: Call, rows: RowFunction) -> Fact | None:
+    dtype, operands = reader.dtype(call.node), operands_of(reader, call)
+    if operands is None or dtype is None or isinstance(rows, RowWeight):
         return None
+    weight, axis, bias = operands
+    if not isinstance(weight, Slice) or len(weight.axes) != 2:
+        return None
+    out_axis = weight.axes[axis]
     if bias is not None and not (isinstance(bias, Slice) and is_bias_of(bias, weight, out_axis)):
         return None
     if not isinstance(rows, Product):
@@ -492,11 +468,10 @@ def is_bias_of(bias: Slice, weight: Slice, out_axis: int) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("index_add", "index_put", "scatter_add")
-def accumulate(reader: Reader, call: Call) -> Fact | None:
+@rule("index_add", "index_put", "scatter_add", of=State)
+def accumulate(reader: Reader, call: Call, state: State) -> Fact | None:
     """Rows added at a selection's positions: in place into a tensor, or as a new carried value."""
-    state = reader.fact(call["input"])
-    if not isinstance(state, State) or state.carried == call.op.inplace:
+    if state.carried == call.op.inplace:
         return None
     position, rows = accumulation_parts(reader, call)
     if not isinstance(position, Coordinate) or rows is None:
@@ -507,21 +482,18 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
     return Accumulated(state, position, rows, call.node)
 
 
-@rule("getitem")
-def rows_of_the_sum(reader: Reader, call: Call) -> Fact | None:
+@rule("getitem", of=State)
+def rows_of_the_sum(reader: Reader, call: Call, state: State) -> Fact | None:
     """``out[token]``, read in order to be added to and written back."""
-    state, key = reader.fact(call["input"]), row_positions(reader.fact(call["index"]))
-    if not isinstance(state, State) or state.carried or key is None:
-        return None
-    return StateRows(state, key)
+    key = row_positions(reader.fact(call["index"]))
+    return None if state.carried or key is None else StateRows(state, key)
 
 
-@rule("add")
-def add_to_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
+@rule("add", of=StateRows)
+def add_to_the_sums_rows(reader: Reader, call: Call, copied: StateRows) -> Fact | None:
     """``out[token] + rows``, into the copy or not."""
-    copied, rows = reader.fact(call["input"]), reader.fact(call["other"])
-    own, given = reader.dtype(call["input"]), reader.dtype(call["other"])
-    if not isinstance(copied, StateRows) or copied.rows is not None or call["alpha"] != 1:
+    rows, own, given = reader.fact(call["other"]), reader.dtype(call["input"]), reader.dtype(call["other"])
+    if copied.rows is not None or call["alpha"] != 1:
         return None
     if own is None or given is None or own != reader.dtype(call.node):
         return None
@@ -575,17 +547,10 @@ def plain(fact: Fact) -> Fact | None:
     return None if isinstance(fact, Coordinate) and fact.column else fact
 
 
-@rule("expand")
-def widen(reader: Reader, call: Call) -> Fact | None:
-    """A column of positions repeated along the columns says the same."""
-    fact: Any = reader.fact(call["input"])
-    return fact if isinstance(fact, Coordinate) and fact.column and reader.rank(call.node) == 2 else None
-
-
-@rule("repeat")
-def written_out(reader: Reader, call: Call) -> Fact | None:
-    """The same as a copy: ``token.view(-1, 1).repeat(1, D)``."""
-    fact: Any = reader.fact(call["input"])
-    sizes = call["sizes"][0] if len(call["sizes"]) == 1 else call["sizes"]
-    along = isinstance(sizes, tuple | list) and len(sizes) == 2 and type(sizes[0]) is int and sizes[0] == 1
-    return fact if along and isinstance(fact, Coordinate) and fact.column else None
+@rule("expand", "repeat", of=Coordinate)
+def widen(reader: Reader, call: Call, fact: Coordinate) -> Fact | None:
+    """A column of positions repeated along the columns says the same; as a copy, ``token.view(-1, 1).repeat(1, D)``,
+    too."""
+    shape = reader.shape(call.node) or ()
+    whole = call.name == "expand" or same_shape((reader.shape(call["input"]) or ())[:1], shape[:1])
+    return fact if fact.column and len(shape) == 2 and whole else None
