@@ -139,15 +139,22 @@ def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
     return lines.get(line - gm._prologue_start)
 
 
+def overloads_in(target: Any) -> list[Any]:
+    """The overloads of an operator of torch.ops, one or several; none of what is no such operator."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    return [target] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def takes_out(overload: Any) -> bool:
+    return any(argument.is_out for argument in overload._schema.arguments)
+
+
 def may_write(target: Any) -> bool | None:
     """Whether an operator of torch.ops writes into its arguments, by its schema; None for what is no such operator."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = [getattr(target, name) for name in target.overloads()]
-        # which overload runs is decided by the call; those with out= are told apart by their caller
-        return any(o._schema.is_mutable for o in overloads if not any(a.is_out for a in o._schema.arguments))
-    return None
+    every = overloads_in(target)
+    # which overload runs is decided by the call; those with out= are told apart by their caller
+    return any(o._schema.is_mutable for o in every if o is target or not takes_out(o)) if every else None
 
 
 def written_by_schema(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -163,16 +170,11 @@ def shared_by_schema(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 def annotated(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], asked: Callable[[Any], bool]
 ) -> list[Any]:
-    if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return []
-    packet = isinstance(target, torch._ops.OpOverloadPacket)
-    overloads: list[Any] = [target]
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = [getattr(target, name) for name in target.overloads()]
     found: dict[int | str, Any] = {}
-    for overload in overloads:
+    for overload in overloads_in(target):
         for place, argument in enumerate(overload._schema.arguments):
-            if (argument.is_out and packet) or argument.alias_info is None or not asked(argument.alias_info):
+            of_another = argument.is_out and overload is not target
+            if of_another or argument.alias_info is None or not asked(argument.alias_info):
                 continue
             if place < len(args) and not argument.kwarg_only:
                 found[place] = args[place]
@@ -183,9 +185,8 @@ def annotated(
 
 def overloads_of(name: str) -> list[Any]:
     """Those of torch's operator of that name; or of Python's, which torch has by its method (``operator.or_``)."""
-    packet: Any = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"__{name.rstrip('_')}__", None)
-    known = isinstance(packet, torch._ops.OpOverloadPacket)
-    return [getattr(packet, one) for one in packet.overloads()] if known else []
+    named = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"__{name.rstrip('_')}__", None)
+    return overloads_in(named)
 
 
 def draws_numbers(name: str) -> bool:
@@ -195,7 +196,7 @@ def draws_numbers(name: str) -> bool:
 
 def only_reads(name: str) -> bool:
     """Whether torch's operator of that name, by its schemas, writes into no argument and draws no random numbers."""
-    plain = [one for one in overloads_of(name) if not any(a.is_out for a in one._schema.arguments)]
+    plain = [one for one in overloads_of(name) if not takes_out(one)]
     return bool(plain) and not draws_numbers(name) and not any(one._schema.is_mutable for one in plain)
 
 
@@ -204,16 +205,16 @@ def returns_new(name: str) -> bool:
     """Whether torch's operator of that name, by its schemas, gives tensors with storages of their own, or lists of
     them. (One that is made of other operators may hand on an argument of its own and not say so.)"""
     found = [one for one in overloads_of(name) if torch._C._dispatch_has_kernel(one.name())]
-    found = [one for one in found if is_of_tensors(one._schema)]
+    found = [one for one in found if is_of_tensors(one)]
     of_torchs_own = name.startswith(("_", "unsafe")) and not name.startswith("_foreach_")
     return bool(found) and not of_torchs_own and all(map(gives_new, found))
 
 
-def is_of_tensors(schema: Any) -> bool:
+def is_of_tensors(overload: Any) -> bool:
     """Not an overload that numbers take in TorchScript, nor one of named dimensions, nor with ``out``."""
-    kinds = [str(argument.type) for argument in schema.arguments]
+    kinds = [str(argument.type) for argument in overload._schema.arguments]
     tensors = any(kind in TENSORS for kind in kinds)
-    return tensors and not any(a.is_out for a in schema.arguments) and not any("Dimname" in kind for kind in kinds)
+    return tensors and not takes_out(overload) and not any("Dimname" in kind for kind in kinds)
 
 
 def gives_new(overload: Any) -> bool:
@@ -224,12 +225,7 @@ def gives_new(overload: Any) -> bool:
 
 def returns_nothing(target: Any) -> bool:
     """Whether an operator of torch.ops has no result."""
-    overloads = (
-        [getattr(target, name) for name in target.overloads()]
-        if isinstance(target, torch._ops.OpOverloadPacket)
-        else [target]
-    )
-    return any(not o._schema.returns for o in overloads)
+    return any(not one._schema.returns for one in overloads_in(target))
 
 
 def same_size(a: Any, b: Any) -> bool:
