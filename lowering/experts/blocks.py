@@ -20,7 +20,6 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
-from moebius.lowering.experts.sides import Side
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
@@ -244,6 +243,24 @@ def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> se
 
     ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
     return computed_of([node for node in ends if node.target is not skip_iteration], onwards)
+
+
+class Side:
+    """A branch on values: its body, what stands outside for what that is given, and where it is left. (Capture writes
+    ``if … else …`` as two of them, of which one runs.)"""
+
+    def __init__(self, node: fx.Node):
+        self.node, self.body, self.outer = node, loop_body(node).graph, given_to(node)
+        self.skips = [one for one in self.body.nodes if one.target is skip_iteration]
+
+    def written(self, number: Any) -> Any:
+        """How a number of the body is computed of what stands outside, the same for equal ones; else None."""
+        if not isinstance(number, fx.Node):
+            return (int, number) if type(number) is int else (float, number.hex()) if type(number) is float else None
+        if number in self.outer:
+            return self.outer[number]
+        parts = tuple(map(self.written, number.args))
+        return None if number.kwargs or not is_size(number) or None in parts else (number.target, *parts)
 
 
 OPPOSITE: dict[Any, Any] = {operator.gt: operator.le, operator.lt: operator.ge, operator.eq: operator.ne}

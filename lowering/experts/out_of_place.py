@@ -13,10 +13,9 @@ from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.experts.blocks import expert_rows, source_of
-from moebius.lowering.experts.bodies import rewrite_body
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import PRODUCTS, loop_body, read_call
-from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+from moebius.lowering.operators import PRODUCTS, added_body, loop_body, read_call
+from moebius.lowering.values import add_call, copy_node, same_shape, shape_of, stands_at, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -26,7 +25,23 @@ def write_out_of_place(work: Work) -> None:
     functional(work.gm.graph)
     for node in work.gm.graph.find_nodes(op="call_function", target=expert_loop):
         if any(map(may_be_one, loop_body(node).graph.nodes)):
-            rewrite_body(work, node, "functional", lambda inner: functional(inner.gm.graph))
+            rewrite_body(work, node)
+
+
+def rewrite_body(work: Work, loop: fx.Node) -> None:
+    """The same in a body, which is capture's, and that of equal layers: what changes is a copy."""
+    body, graph, table = loop_body(loop), fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in body.graph.nodes:
+        table[node] = copy_node(graph, node, table.__getitem__)
+    inner = fx.GraphModule(body, graph)
+    if not functional(inner.graph):
+        return
+    inner.recompile()
+    with work.gm.graph.inserting_before(loop):
+        given = stands_at(work.gm.graph.get_attr(added_body(work.gm, "functional", inner)), loop)
+    given.meta["val"] = None
+    work.loose += [one for one in loop.all_input_nodes if one.op == "get_attr"]
+    loop.args = (given, *loop.args[1:])
 
 
 def may_be_one(node: fx.Node) -> bool:

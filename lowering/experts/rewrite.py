@@ -21,7 +21,6 @@ from moebius.lowering.experts import (
     provisional,
     result_sinks,
     rows_written,
-    sides,
     slots,
     weight_concat,
 )
@@ -91,7 +90,6 @@ def replace_loops(work: Work) -> None:
         drop_idle_switches(work.gm.graph)
         if takes_blocks(work):
             write_out_of_place(work)
-        sides.plainly(work)
         postpone_zeros(work)
         straighten(work, takes_blocks(work))
     replace_all(work)

@@ -12,7 +12,7 @@ from module_layers import Layer
 from spellings import D, E, K
 
 from moebius.lowering import aliasing, operators
-from moebius.lowering.experts import blocks, sides, written_out
+from moebius.lowering.experts import blocks, written_out
 from moebius.lowering.experts.hoisted_conditionals import Opening
 
 BEGIN = """
@@ -119,16 +119,6 @@ def test_without_its_mechanism_it_stays_a_loop(off, monkeypatch):
     *form, patch = OFF[off]
     monkeypatch.setattr(*patch)
     assert not lowered(*form, "in place", "nothing")
-
-
-def test_rows_that_are_cut_behind_a_branch_need_none_of_their_own(monkeypatch):
-    """``if n > k: t = t[:k]`` is ``t = t[:k]``, in the body of another branch too."""
-    found, find = [], Opening.find
-    monkeypatch.setattr(Opening, "find", lambda *given: found.append(given) or find(*given))
-    form = ("first if more", "twice", "modules", "in place", "nothing")
-    assert lowered(*form) and not found
-    monkeypatch.setattr(sides, "rewrite_body", lambda *_: None)
-    assert lowered(*form) and found
 
 
 def test_what_counts_lies_apart(monkeypatch):
