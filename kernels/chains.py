@@ -11,7 +11,9 @@ import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,9 +33,8 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "addcdiv": lambda a, b, c, s: torch.addcdiv(a, b, c, value=s),
 }
 NUMBERS = {name: place for place, name in enumerate(OPERATORS)}
-TENSORS, TEMPORARIES = 12, 4  # the most that chain.c has room for
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-EXACT = 2**53  # below it an int is a double, and rounds to float32 as torch rounds it
+TENSORS, TEMPORARIES, MOST_NUMBERS = 12, 4, 256  # the most that chain.c has room for
+KINDS = (Tensor, torch.nn.Parameter, torch.float32, torch.strided, np.float64)  # chain.c's, of what it reads
 STEP = struct.Struct("7i")  # chain.c's Step
 
 
@@ -56,29 +57,21 @@ class Chain:
     tensors: int
     numbers: int
 
-    def run(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> bool:
+    def run(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
         """Do all steps, in place; or nothing, and return False, where C does not do them or it would show.
 
-        tensors: of one shape. C takes contiguous float32 tensors on a CPU that are the same memory or share none,
-        outside of autograd. Their versions count each write, as torch's operators do.
+        inputs: the tensors, of one shape, then a number for each None among ``numbers``. C takes contiguous float32
+        tensors on a CPU that are the same memory or share none, outside of autograd. Their versions count each write,
+        as torch's operators do.
         """
         steps = self.encoded
         if steps is None or torch.is_grad_enabled():
             return False
-        for number in numbers:
-            if type(number) is not float and not (type(number) is int and -EXACT < number < EXACT):
-                return False
-        count, places = tensors[0].numel(), []
-        for tensor in tensors:
-            if not is_plain(tensor) or tensor.numel() != count:
-                return False
-            places.append(tensor.data_ptr())
-        if not all(places) or are_near(places, 4 * count):
-            return False
         assert panel_work.rows is not None
-        panel_work.rows.chain(steps, self.places.pack(*places), self.values.pack(*numbers, 0), count,
-                              torch.get_num_threads())
-        torch.autograd.graph.increment_version([tensors[out] for out in self.written])
+        threads = torch.get_num_threads()
+        if not panel_work.rows.chain(steps, self.tensors, tuple(inputs), tuple(numbers), KINDS, threads):
+            return False
+        torch.autograd.graph.increment_version([inputs[out] for out in self.written])
         return True
 
     @functools.cached_property
@@ -87,30 +80,14 @@ class Chain:
         return encoded(self)
 
     @functools.cached_property
-    def places(self) -> struct.Struct:
-        """How C gets where the tensors are."""
-        return struct.Struct(f"{self.tensors}q")
-
-    @functools.cached_property
-    def values(self) -> struct.Struct:
-        """How C gets the numbers, and one more."""
-        return struct.Struct(f"{self.numbers + 1}d")
-
-    @functools.cached_property
     def written(self) -> list[int]:
         """The tensor of each write."""
         return [step.out for step in self.steps if step.out < self.tensors]
 
 
-def are_near(places: list[int], size: int) -> bool:
-    """Whether two pieces of memory of one size overlap, without being the same."""
-    apart = sorted(set(places))
-    return any(high - low < size for low, high in zip(apart, apart[1:], strict=False))
-
-
 @functools.cache
 def encoded(chain: Chain) -> bytes | None:
-    if panel_work.rows is None or chain.tensors > TENSORS or not chain.tensors:
+    if panel_work.rows is None or not 0 < chain.tensors <= TENSORS or chain.numbers > MOST_NUMBERS:
         return None
     found = b""
     for step in chain.steps:
@@ -120,14 +97,6 @@ def encoded(chain: Chain) -> bytes | None:
         operands = (*step.operands, 0, 0)[:3]
         found += STEP.pack(NUMBERS[step.operator], step.out, *operands, step.number % (chain.numbers + 1), way)
     return found
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether C reads it as it lies in memory."""
-    return (
-        type(tensor) in PLAIN and tensor.dtype == torch.float32 and tensor.is_cpu and tensor.layout == torch.strided
-        and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_inference()
-    )
 
 
 @functools.cache
@@ -145,10 +114,10 @@ def way_of(operator: str) -> int | None:
 def agrees(operator: str, way: int, s: float, a: Tensor, b: Tensor, c: Tensor) -> bool:
     """Whether C's bits are torch's. A NaN is a NaN."""
     found, expected = a.clone(), OPERATORS[operator](a, b, c, s)
-    places = struct.pack("4q", *(tensor.data_ptr() for tensor in (found, a, b, c)))
     assert panel_work.rows is not None
-    panel_work.rows.chain(STEP.pack(NUMBERS[operator], 0, 1, 2, 3, 0, way), places, struct.pack("d", s), a.numel(),
-                          torch.get_num_threads())
+    step = STEP.pack(NUMBERS[operator], 0, 1, 2, 3, 0, way)
+    if not panel_work.rows.chain(step, 4, (found, a, b, c), (s,), KINDS, torch.get_num_threads()):
+        return False
     same = found.view(torch.int32) == expected.view(torch.int32)
     return bool((same | (found.isnan() & expected.isnan())).all())
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
-from moebius.kernels.chains import TEMPORARIES, TENSORS, Chain, Step
+from moebius.kernels.chains import MOST_NUMBERS, TEMPORARIES, TENSORS, Chain, Step
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.dead_code import is_switch
 from moebius.lowering.memo import remembering
@@ -58,6 +59,8 @@ class Run:
         operands = operation.operands
         new = [node for node in dict.fromkeys(operands) if node not in self.registers]
         if len(self.tensors) + len(new) > TENSORS or (self.temporaries == TEMPORARIES and not operation.inplace):
+            return False
+        if len(self.numbers) == MOST_NUMBERS:
             return False
         for node in new:
             self.registers[node] = False, len(self.tensors)
@@ -122,16 +125,12 @@ class ChainCall:
 
     def __init__(self, run: Run, inputs: list[fx.Node]):
         self.chain, self.nodes, self.inputs = run.chain(), list(run.nodes), inputs
-        self.constants = [None if isinstance(number, fx.Node) else number for number in run.numbers]
+        self.constants = tuple(None if isinstance(number, fx.Node) else number for number in run.numbers)
         self.__name__ = self.__qualname__ = "chain"  # what fx calls it in code
 
     def __call__(self, *inputs: Any) -> None:
-        count = self.chain.tensors
-        if nobody_looks():
-            given = iter(inputs[count:])
-            numbers = [next(given) if number is None else number for number in self.constants]
-            if self.chain.run(inputs[:count], numbers):
-                return
+        if nobody_looks() and self.chain.run(inputs, self.constants):
+            return
         values = dict(zip(self.inputs, inputs, strict=True))
         for reached in range(len(self.nodes)):  # (a name that repeats.Repeats reads from the traceback)
             node = self.nodes[reached]
@@ -202,7 +201,7 @@ def joined(stretch: list[Operation]) -> Iterator[Run]:
 
 def is_number(node: fx.Node, numbers: set[fx.Node]) -> bool:
     """Whether a node gives a number, and does nothing else. numbers: the earlier ones that do."""
-    if type(value_of(node)) in (int, float, torch.SymFloat):
+    if type(value_of(node)) in (int, float, torch.SymFloat, np.float64):
         return True
     if value_of(node) is not None:
         return False

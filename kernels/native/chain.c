@@ -11,6 +11,7 @@
 #define BLOCK 1024      /* elements: 4 KiB of each tensor */
 #define TEMPORARIES 4
 #define REGISTERS 16    /* tensors and temporaries */
+#define NUMBERS 256
 
 /* As elements.h's CLONED, but that every clone with wide vectors has the fused product and sum. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -45,8 +46,17 @@ typedef struct {
 static void (*mkl_sqrt)(int, const float *, float *, long long);
 #define MKL_MODE (0x2 | 0x140000 | 0x100)
 
+/* What tensors are asked. */
+enum { DTYPE, LAYOUT, IS_CPU, IS_CONTIGUOUS, IS_NEG, IS_INFERENCE, NUMEL, DATA_PTR, NAMES };
+static const char *const spelled[NAMES] = {"dtype",  "layout",       "is_cpu", "is_contiguous",
+                                           "is_neg", "is_inference", "numel",  "data_ptr"};
+static PyObject *names[NAMES];
+
 int chain_find(void)
 {
+    for (int name = 0; name < NAMES; name++)
+        if ((names[name] = PyUnicode_InternFromString(spelled[name])) == NULL)
+            return -1;
     void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
     if (torch != NULL)
         *(void **)&mkl_sqrt = dlsym(torch, "vmsSqrt");
@@ -122,34 +132,118 @@ static void run_range(const void *argument, long low, long high)
     }
 }
 
+/* ---- from Python's tensors and numbers --------------------------------------------------------------------------- */
+
+/* In the order of chains.py's KINDS: what a tensor that is read here has, and one more class of numbers. */
+typedef enum { A_TENSOR, A_PARAMETER, IN_FLOAT32, IS_STRIDED, A_NUMPY_FLOAT, KINDS } Kind;
+
+/* 1 where the attribute, or what the method gives, is that object; 0 where not, -1 for an error. */
+static int has(PyObject *tensor, int name, PyObject *wanted, int called)
+{
+    PyObject *found = called ? PyObject_CallMethodNoArgs(tensor, names[name]) : PyObject_GetAttr(tensor, names[name]);
+    Py_XDECREF(found); /* somebody else keeps it */
+    return found == NULL ? -1 : found == wanted;
+}
+
+/* What the method gives as a number. -1 for an error. */
+static int64_t number_of(PyObject *tensor, int name)
+{
+    PyObject *found = PyObject_CallMethodNoArgs(tensor, names[name]);
+    int64_t number = found == NULL ? -1 : (int64_t)PyLong_AsUnsignedLongLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+/* 1 where a tensor is read as it lies in memory; 0 where not, -1 for an error. */
+static int is_plain(PyObject *tensor, PyObject *const *kinds)
+{
+    const struct {
+        int name, called;
+        PyObject *wanted;
+    } asked[] = {{DTYPE, 0, kinds[IN_FLOAT32]},   {IS_CPU, 0, Py_True},  {LAYOUT, 0, kinds[IS_STRIDED]},
+                 {IS_CONTIGUOUS, 1, Py_True}, {IS_NEG, 1, Py_False}, {IS_INFERENCE, 1, Py_False}};
+    int same = Py_TYPE(tensor) == (PyTypeObject *)kinds[A_TENSOR] || Py_TYPE(tensor) == (PyTypeObject *)kinds[A_PARAMETER];
+    for (size_t i = 0; same == 1 && i < sizeof(asked) / sizeof(asked[0]); i++)
+        same = has(tensor, asked[i].name, asked[i].wanted, asked[i].called);
+    return same;
+}
+
+/* 1 where it is a number that rounds to float32 as torch rounds it; 0 where not. */
+static int is_number(PyObject *value, PyObject *const *kinds, double *number)
+{
+    if (PyFloat_CheckExact(value) || Py_TYPE(value) == (PyTypeObject *)kinds[A_NUMPY_FLOAT]) {
+        *number = PyFloat_AS_DOUBLE(value);
+        return 1;
+    }
+    int beyond = 0;
+    long long whole = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &beyond) : 0;
+    *number = (double)whole;
+    return PyLong_CheckExact(value) && !beyond && whole > -(1LL << 53) && whole < 1LL << 53;
+}
+
+/* Whether two of these pieces of memory overlap, without being the same. */
+static int are_near(const int64_t *places, long count, int64_t size)
+{
+    for (long i = 0; i < count; i++)
+        for (long k = 0; k < i; k++) {
+            int64_t apart = places[i] - places[k];
+            if (apart != 0 && apart < size && -apart < size)
+                return 1;
+        }
+    return 0;
+}
+
 PyObject *chain(PyObject *module, PyObject *arguments)
 {
-    Chain task;
-    Py_ssize_t steps, tensors, numbers;
-    const char *of_steps, *of_tensors, *of_numbers;
-    long count;
-    int threads;
+    Py_buffer steps;
+    PyObject *kinds, *inputs, *constants;
+    int64_t places[REGISTERS], count = 0;
+    double numbers[NUMBERS + 1];
+    long tensor_count;
+    int threads, does = 1;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "y#y#y#li", &of_steps, &steps, &of_tensors, &tensors, &of_numbers, &numbers, &count,
-                          &threads))
+    if (!PyArg_ParseTuple(arguments, "y*lO!O!O!i", &steps, &tensor_count, &PyTuple_Type, &inputs, &PyTuple_Type,
+                          &constants, &PyTuple_Type, &kinds, &threads))
         return NULL;
-    task.steps = (const Step *)of_steps, task.step_count = (long)(steps / (Py_ssize_t)sizeof(Step));
-    task.tensors = (const int64_t *)of_tensors, task.tensor_count = (long)(tensors / (Py_ssize_t)sizeof(int64_t));
-    task.numbers = (const double *)of_numbers;
-    long number_count = (long)(numbers / (Py_ssize_t)sizeof(double));
-    long known = task.tensor_count + TEMPORARIES < REGISTERS ? task.tensor_count + TEMPORARIES : REGISTERS;
+    Chain task = {(const Step *)steps.buf, places, numbers, (long)(steps.len / (Py_ssize_t)sizeof(Step)), tensor_count};
+    long number_count = (long)PyTuple_GET_SIZE(constants), given = tensor_count;
+    int wrong = tensor_count < 1 || tensor_count > REGISTERS - TEMPORARIES || number_count > NUMBERS ||
+                tensor_count > PyTuple_GET_SIZE(inputs) || PyTuple_GET_SIZE(kinds) != KINDS;
     for (const Step *step = task.steps; step < task.steps + task.step_count; step++) {
         const int32_t used[] = {step->out, step->a, step->b, step->c};
-        int wrong = step->operator< 0 || step->operator>= OPERATORS || step->number < 0 || step->number >= number_count;
+        wrong |= step->operator< 0 || step->operator>= OPERATORS || step->number < 0 || step->number > number_count;
         for (int i = 0; i < 4; i++)
-            wrong |= used[i] < 0 || used[i] >= known;
+            wrong |= used[i] < 0 || used[i] >= tensor_count + TEMPORARIES;
         wrong |= step->operator== SQRT && step->way && mkl_sqrt == NULL;
-        if (wrong || task.tensor_count > REGISTERS - TEMPORARIES)
-            return PyErr_Format(PyExc_IndexError, "a chain of %ld tensors and %ld numbers has a step outside of them",
-                                task.tensor_count, number_count);
     }
-    Py_BEGIN_ALLOW_THREADS
-    threads_run(run_range, &task, count, 32768, count < 32768 ? 1 : threads);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    if (wrong) {
+        PyErr_Format(PyExc_IndexError, "a chain of %ld tensors and %ld numbers has a step outside of them",
+                     tensor_count, number_count);
+        does = -1;
+    } else
+        numbers[number_count] = 0; /* of steps without one */
+    for (long i = 0; does == 1 && i < number_count; i++) {
+        PyObject *number = PyTuple_GET_ITEM(constants, i);
+        if (number == Py_None)
+            number = given < PyTuple_GET_SIZE(inputs) ? PyTuple_GET_ITEM(inputs, given++) : Py_None;
+        does = is_number(number, &PyTuple_GET_ITEM(kinds, 0), &numbers[i]);
+    }
+    for (long i = 0; does == 1 && i < tensor_count; i++) {
+        PyObject *tensor = PyTuple_GET_ITEM(inputs, i);
+        does = is_plain(tensor, &PyTuple_GET_ITEM(kinds, 0));
+        if (does == 1) {
+            int64_t size = number_of(tensor, NUMEL);
+            places[i] = number_of(tensor, DATA_PTR);
+            count = i ? count : size;
+            does = PyErr_Occurred() ? -1 : size == count && places[i] != 0;
+        }
+    }
+    does = does == 1 ? !are_near(places, tensor_count, 4 * count) : does;
+    if (does == 1) {
+        Py_BEGIN_ALLOW_THREADS
+        threads_run(run_range, &task, (long)count, 32768, count < 32768 ? 1 : threads);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&steps);
+    return does < 0 ? NULL : PyBool_FromLong(does);
 }

@@ -6,10 +6,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* Looks up what of torch's it calls. Returns 1 where that is there. */
+/* Looks up what of torch's it calls. Returns 1 where that is there; -1 for an error. */
 int chain_find(void);
 
-/* chain(steps, tensors, numbers, count, threads): see rows.pyi. */
+/* chain(steps, tensors, inputs, numbers, kinds, threads): see rows.pyi. */
 PyObject *chain(PyObject *module, PyObject *arguments);
 
 #endif

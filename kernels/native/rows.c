@@ -110,7 +110,7 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", run_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
-    {"chain", chain, METH_VARARGS, "chain(steps, tensors, numbers, count, threads): see rows.pyi."},
+    {"chain", chain, METH_VARARGS, "chain(steps, tensors, inputs, numbers, kinds, threads): see rows.pyi."},
     {"sort_rows", sort_rows, METH_VARARGS, "sort_rows(ids, bytes, slots, experts, order, offsets): see rows.pyi."},
     {"products", products, METH_VARARGS,
      "products(out, left, right, segments, count, dtype, add, wide, threads): see rows.pyi."},
@@ -135,9 +135,10 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
-    if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
+    int roots = chain_find();
+    if (self == NULL || roots < 0 || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
         PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
-        PyModule_AddIntConstant(self, "ROOTS", chain_find()) < 0 ||
+        PyModule_AddIntConstant(self, "ROOTS", roots) < 0 ||
         PyModule_AddIntConstant(self, "GEMM", gemm_find()) < 0)
         return NULL;
     return self;

@@ -1,5 +1,7 @@
 # rows.c. Addresses are data_ptr()s, 0 where nothing is; the numbers of dtypes, activations and gates are panel_work's.
 
+from typing import Any
+
 POOL: int
 # 1 where torch's OpenMP threads were found at import
 PRODUCTS: int
@@ -50,10 +52,12 @@ def time_product(size: int, dtype: int, threads: int, /) -> float: ...
 def layer_forward(task: int, /) -> None: ...
 def layer_backward(task: int, /) -> None: ...
 
-# Runs operators element by element (chain.c). steps: seven int32 each, chain.c's Step; tensors: int64 addresses of
-# count float32 each, the same memory or none of it in common; numbers: double, at least one. IndexError for a step that
-# names what is not there.
-def chain(steps: bytes, tensors: bytes, numbers: bytes, count: int, threads: int, /) -> None: ...
+# Runs operators element by element (chain.c), in place, outside of autograd. steps: seven int32 each, chain.c's Step.
+# inputs: so many tensors, then the numbers for which None stands among ``numbers``. kinds: chains.KINDS. False, and nothing
+# is done, where a tensor or number is none that C reads, or tensors have a part of their memory in common. IndexError for
+# a step that names what is not there.
+def chain(steps: bytes, tensors: int, inputs: tuple[Any, ...], numbers: tuple[Any, ...], kinds: tuple[Any, ...],
+          threads: int, /) -> bool: ...
 
 # Attention (attention.c). sizes: batch, heads, heads of k and v, length, width; strides: of the first three axes of
 # each tensor [batch, heads, length, width], whose last is 1; addresses: of q, k, v and the result, and backward of its

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebius.kernels import chains
-from moebius.kernels.chains import NUMBERS, OPERATORS, STEP, Chain, Step
+from moebius.kernels.chains import KINDS, MOST_NUMBERS, NUMBERS, OPERATORS, STEP, Chain, Step
 from moebius.kernels.native import panel_work
 
 ADAM = Chain(
@@ -104,9 +104,20 @@ def test_nothing_is_done_under_autograd_or_with_other_numbers():
 
 def test_c_checks_what_a_step_names():
     a = torch.zeros(10)
-    place = a.data_ptr().to_bytes(8, "little")
-    wrong = (len(NUMBERS), 0, 0, 0, 0, 0, 0), (0, 5, 0, 0, 0, 0, 0), (0, 0, -1, 0, 0, 0, 0), (0, 0, 0, 0, 0, 1, 0)
+    wrong = (len(NUMBERS), 0, 0, 0, 0, 0, 0), (0, 5, 0, 0, 0, 0, 0), (0, 0, -1, 0, 0, 0, 0), (0, 0, 0, 0, 0, 2, 0)
     for step in wrong:
         with pytest.raises(IndexError):
-            panel_work.rows.chain(STEP.pack(*step), place, bytes(8), 10, 1)
+            panel_work.rows.chain(STEP.pack(*step), 1, (a,), (1.0,), KINDS, 1)
+    for tensors, given, kinds in ((0, (a,), KINDS), (2, (a,), KINDS), (13, (a,) * 13, KINDS), (1, (a,), KINDS[1:])):
+        with pytest.raises(IndexError):
+            panel_work.rows.chain(STEP.pack(*(0,) * 7), tensors, given, (1.0,), kinds, 1)
+    assert not panel_work.rows.chain(STEP.pack(*(0,) * 7), 1, (a,), (None,), KINDS, 1)  # a number that is not given
     assert not a.any()
+
+
+def test_as_many_numbers_as_there_is_room_for():
+    a, steps = torch.zeros(10), tuple(Step("add_number", 0, (0,), place) for place in range(MOST_NUMBERS + 1))
+    with torch.no_grad():
+        assert Chain(steps[:-1], 1, MOST_NUMBERS).run((a, 2.0), (None, *range(1, MOST_NUMBERS)))
+        assert (a == 2 + sum(range(MOST_NUMBERS))).all()
+        assert not Chain(steps, 1, MOST_NUMBERS + 1).run([a], [1.0] * (MOST_NUMBERS + 1))
