@@ -1,8 +1,9 @@
 """The CPU form's larger calls: a whole layer in one call of C, each thread with experts of its own (native/layer.h).
 
 Against panels, which share each product among the threads: nothing waits between two products, and no time goes to
-Python. What a panel does in Python (biases, formats of 8 bits, other activations and dtypes), small calls, and routing
-that one expert dominates stay there.
+Python. What a panel does in Python (formats of 8 bits, other activations and dtypes), calls of few rows with large
+products, and routing that one expert dominates stay there. The smallest calls are here, with one thread: they would
+take Python longer than C.
 
 The sum over a token's experts is taken within each thread's experts first: same bits run for run, and with another
 number of threads other ones, as with the library's products themselves.
@@ -27,9 +28,12 @@ from moebius.kernels.products import Matrices, Operands
 
 # layer.h's Layer, in its order.
 FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stride order top_k scale h
-ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room matrix lists out threads
-grad grad_stride dot grad_ups grad_up_count grad_downs grad_down_count""".split()
+ups up_count downs down_count up_biases up_bias_count down_biases down_bias_count segments bounds groups totals distinct
+scratch scratch_step room matrix lists out threads grad grad_stride dot
+grad_ups grad_up_count grad_downs grad_down_count
+grad_up_biases grad_up_bias_count grad_down_biases grad_down_bias_count""".split()
 SLICE = 1 << 19  # numbers of a weight that are widened at a time
+SMALL = 1 << 22  # products of numbers in the first of a layer's, for which one thread is enough
 PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
 UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may take
 
@@ -79,7 +83,7 @@ def table(blocks: Sequence[Matrices], slices: bool) -> array[int]:
     numbers = array("q")
     for block in blocks:
         assert block.table is not None
-        (rows, columns), (down, right) = block.sizes, block.strides
+        (rows, columns), (down, right) = (*block.sizes, 1)[:2], (*block.strides, 0)[:2]
         step = max(SLICE // max(columns, 1), 1) if slices else rows
         low, address = block.rows.start or 0, block.table.buffer_info()[0]
         for at in range(0, rows, max(step, 1)):
@@ -87,8 +91,18 @@ def table(blocks: Sequence[Matrices], slices: bool) -> array[int]:
     return numbers
 
 
-def count(blocks: array[int]) -> int:
-    return len(blocks) // 7
+class Tables:
+    """Blocks of weights and biases, or of rooms for their gradients, as layer.h has them."""
+
+    def __init__(self, operands: Operands, wide: bool) -> None:
+        self.tables = [table(blocks, wide and place < 2) for place, blocks in enumerate(operands)]
+
+    def fields(self, prefix: str = "") -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, numbers in zip(("up", "down", "up_bias", "down_bias"), self.tables, strict=True):
+            plural = f"{prefix}{name}{'es' if name.endswith('bias') else 's'}"
+            found |= {plural: numbers.buffer_info()[0], f"{prefix}{name}_count": len(numbers) // 7}
+        return found
 
 
 def whole_lines(size: int) -> int:
@@ -142,17 +156,15 @@ class Layer:
         self.run(panel_work.layer_forward, totals, self.width + self.narrow + self.again + self.wide * self.width_h)
         return totals.out
 
-    def backward(self, grad_TD: Tensor, dot_TK: Tensor | None, gate_up: list[Matrices], down: list[Matrices],
-                 needs_x: bool) -> Tensor | None:
+    def backward(self, grad_TD: Tensor, dot_TK: Tensor | None, grads: Operands, needs_x: bool) -> Tensor | None:
         """The gradient of x, if it is needed; those of the weights are written into the rooms given, <dA, A> of each
         slot that is an expert's into dot_TK (float32)."""
         totals = Totals(self.x_TD, self.shared.groups, self.top_k) if needs_x else None
-        grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up, self.wide), table(down, self.wide)
+        grad_TD, tables = rowwise(grad_TD), Tables(grads, self.wide)
         self.run(
             panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
             grad=grad_TD.data_ptr(), grad_stride=grad_TD.stride(0), dot=panel_work.address(dot_TK),
-            grad_ups=grad_ups.buffer_info()[0], grad_up_count=count(grad_ups),
-            grad_downs=grad_downs.buffer_info()[0], grad_down_count=count(grad_downs))
+            **tables.fields("grad_"))
         return None if totals is None else totals.out
 
     @property
@@ -175,7 +187,7 @@ class Layer:
     def run(self, function: Callable[[int], None], totals: Totals | None, scratch_width: int, **more: int) -> None:
         """scratch_width: numbers that a row takes of a group's scratch."""
         x_TD, shared, options = rowwise(self.x_TD), self.shared, self.options
-        ups, downs = table(self.weights.gate_up, self.wide), table(self.weights.down, self.wide)
+        tables = Tables(self.weights, self.wide)
         work = torch.float32 if self.wide else x_TD.dtype
         matrix = shared.room * scratch_width * work.itemsize
         widened = max(SLICE, self.width, self.narrow) * work.itemsize if self.wide else 0
@@ -190,9 +202,7 @@ class Layer:
             "rows": shared.rows, "x": x_TD.data_ptr(), "x_stride": x_TD.stride(0),
             "order": self.order_S.data_ptr(), "top_k": self.top_k, "scale": panel_work.address(self.scale_TK),
             "h": 0 if self.h_SM is None else self.h_SM.data_ptr(),
-            "ups": ups.buffer_info()[0], "up_count": count(ups),
-            "downs": downs.buffer_info()[0], "down_count": count(downs),
-            "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
+            **tables.fields(), "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
             "groups": shared.groups, "threads": shared.groups, "room": shared.room,
             "scratch": scratch.data_ptr(), "scratch_step": scratch.shape[1], "matrix": matrix, "lists": lists, **more,
         }
@@ -206,12 +216,13 @@ class Layer:
 def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tensor, weight_TK: Tensor | None,
           h_SM: Tensor | None, options: Options, top_k: int) -> Layer | None:
     """The call, where C does it; None where panels do. bounds: E+1 offsets."""
-    threads = torch.get_num_threads()
-    if order_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k):
+    if not knows(x_TD.dtype, options) or not weights.gate_up:
         return None
-    if weights.gate_up_bias or weights.down_bias or not knows(x_TD.dtype, options):
+    if any(block.table is None or block.dtype != x_TD.dtype for blocks in weights for block in blocks):
         return None
-    if any(block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
+    small = order_S.shape[0] * x_TD.shape[1] * sum(block.sizes[0] for block in weights.gate_up) <= SMALL
+    threads = 1 if small else torch.get_num_threads()
+    if not small and (order_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k)):
         return None
     if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(order_S)):
         return None  # a hook on saved tensors may have given back something else
@@ -229,6 +240,6 @@ def knows(dtype: torch.dtype, options: Options) -> bool:
     return options.precision is None and panel_work.multiplies() and panel_work.knows(dtype, activation)
 
 
-def can_write(*rooms: list[Matrices]) -> bool:
+def can_write(rooms: Operands) -> bool:
     """Whether C writes gradients there."""
     return all(block.table is not None for blocks in rooms for block in blocks)

@@ -143,10 +143,10 @@ def backward_into(
     bounds, operands = offsets.tolist(), Operands(*map(matrices, weights))
     h_SM = kept[0] if options.save == "default" else None
     if whole := by_expert.layer(x_TD, operands, bounds, order_S, weight_TK, h_SM, options, top_k):
-        grad_up, grad_down, *_ = [rooms.matrices(place) for place in range(len(weights))]
-        if by_expert.can_write(grad_up, grad_down):
+        grads = Operands(*(rooms.matrices(place) for place in range(len(weights))))
+        if by_expert.can_write(grads):
             dot_TK = torch.zeros(weight_TK.shape) if needs_weight and weight_TK is not None else None
-            grad_x = whole.backward(grad_TD, dot_TK, grad_up, grad_down, needs_x)
+            grad_x = whole.backward(grad_TD, dot_TK, grads, needs_x)
             return grad_x, dot_TK if dot_TK is None or weight_TK is None else dot_TK.to(weight_TK.dtype)
     del h_SM, whole
 

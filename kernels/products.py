@@ -60,19 +60,16 @@ class Matrices:
         self.table: array[int] | None = None
         if not panel_work.multiplies():
             return
+        if (found := panel_work.table([parts] if isinstance(parts, Tensor) else parts)) is None:
+            return  # (what a view with the negative bit means does not stand in its memory)
+        dtype, self.sizes, self.strides, addresses = found
+        if dtype not in panel_work.DTYPES:
+            return
+        self.dtype, self.table = dtype, array("q", addresses)
         if isinstance(parts, Tensor):
-            layouts = {(parts.dtype, tuple(parts.shape[1:]), parts.stride()[1:])}
-            step = parts.stride(0) * parts.itemsize
-            addresses = [parts.data_ptr() + expert * step for expert in range(parts.shape[0])]
-        else:
-            layouts = {(part.dtype, tuple(part.shape), part.stride()) for part in parts if part is not None}
-            addresses = [0 if part is None else part.data_ptr() for part in parts]
-        tensors = [parts] if isinstance(parts, Tensor) else [part for part in parts if part is not None]
-        negated = any(tensor.is_neg() for tensor in tensors)
-        if len(layouts) == 1 and not negated:  # what a view with the negative bit means does not stand in its memory
-            (self.dtype, self.sizes, self.strides), = layouts
-            if self.dtype in panel_work.DTYPES and len(self.sizes) == 2:
-                self.table = array("q", addresses)
+            (first,), step = self.table, self.strides[0] * dtype.itemsize
+            self.sizes, self.strides = self.sizes[1:], self.strides[1:]
+            self.table = array("q", [first + expert * step for expert in range(len(parts))])
 
     def operand(self, transposed: bool = False) -> Operand:
         assert self.table is not None

@@ -72,17 +72,17 @@ def numbered(weight: Tensor | Sequence[Block], is_bias: bool, leaves: list[Tenso
 
 def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> products.Blocks | None:
     """The weight with that layout, without blocks of which there is nothing; None where there is nothing at all."""
-    def oriented(place: int, turned: bool) -> Tensor | None:
-        leaf = leaves[place]
-        return leaf.mT if turned and leaf is not None else leaf
-
     found: list[tuple[slice, Tensor | Sequence[Tensor | None]]] = []
     for rows, turned, places in layout or ():
         if isinstance(places, int):
-            whole = oriented(places, turned)
-            found += [] if whole is None else [(rows, whole)]
-        elif any(leaves[place] is not None for place in places):
-            found.append((rows, [oriented(place, turned) for place in places]))
+            whole = leaves[places]
+            found += [] if whole is None else [(rows, whole.mT if turned else whole)]
+            continue
+        parts = [leaves[place] for place in places]
+        if turned:
+            parts = [None if part is None else part.mT for part in parts]
+        if any(part is not None for part in parts):
+            found.append((rows, parts))
     return products.Blocks(found) if found else None
 
 

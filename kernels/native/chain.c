@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "asked.h"
 #include "elements.h"
 #include "threads.h"
 
@@ -46,17 +47,8 @@ typedef struct {
 static void (*mkl_sqrt)(int, const float *, float *, long long);
 #define MKL_MODE (0x2 | 0x140000 | 0x100)
 
-/* What tensors are asked. */
-enum { DTYPE, LAYOUT, IS_CPU, IS_CONTIGUOUS, IS_NEG, IS_INFERENCE, NUMEL, DATA_PTR, NAMES };
-static const char *const spelled[NAMES] = {"dtype",  "layout",       "is_cpu", "is_contiguous",
-                                           "is_neg", "is_inference", "numel",  "data_ptr"};
-static PyObject *names[NAMES];
-
 int chain_find(void)
 {
-    for (int name = 0; name < NAMES; name++)
-        if ((names[name] = PyUnicode_InternFromString(spelled[name])) == NULL)
-            return -1;
     void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
     if (torch != NULL)
         *(void **)&mkl_sqrt = dlsym(torch, "vmsSqrt");
@@ -137,34 +129,17 @@ static void run_range(const void *argument, long low, long high)
 /* In the order of chains.py's KINDS: what a tensor that is read here has, and one more class of numbers. */
 typedef enum { A_TENSOR, A_PARAMETER, IN_FLOAT32, IS_STRIDED, A_NUMPY_FLOAT, KINDS } Kind;
 
-/* 1 where the attribute, or what the method gives, is that object; 0 where not, -1 for an error. */
-static int has(PyObject *tensor, int name, PyObject *wanted, int called)
-{
-    PyObject *found = called ? PyObject_CallMethodNoArgs(tensor, names[name]) : PyObject_GetAttr(tensor, names[name]);
-    Py_XDECREF(found); /* somebody else keeps it */
-    return found == NULL ? -1 : found == wanted;
-}
-
-/* What the method gives as a number. -1 for an error. */
-static int64_t number_of(PyObject *tensor, int name)
-{
-    PyObject *found = PyObject_CallMethodNoArgs(tensor, names[name]);
-    int64_t number = found == NULL ? -1 : (int64_t)PyLong_AsUnsignedLongLong(found);
-    Py_XDECREF(found);
-    return number;
-}
-
 /* 1 where a tensor is read as it lies in memory; 0 where not, -1 for an error. */
 static int is_plain(PyObject *tensor, PyObject *const *kinds)
 {
     const struct {
-        int name, called;
+        Asked name;
         PyObject *wanted;
-    } asked[] = {{DTYPE, 0, kinds[IN_FLOAT32]},   {IS_CPU, 0, Py_True},  {LAYOUT, 0, kinds[IS_STRIDED]},
-                 {IS_CONTIGUOUS, 1, Py_True}, {IS_NEG, 1, Py_False}, {IS_INFERENCE, 1, Py_False}};
+    } wanted[] = {{DTYPE, kinds[IN_FLOAT32]},   {IS_CPU, Py_True},  {LAYOUT, kinds[IS_STRIDED]},
+                  {IS_CONTIGUOUS, Py_True}, {IS_NEG, Py_False}, {IS_INFERENCE, Py_False}};
     int same = Py_TYPE(tensor) == (PyTypeObject *)kinds[A_TENSOR] || Py_TYPE(tensor) == (PyTypeObject *)kinds[A_PARAMETER];
-    for (size_t i = 0; same == 1 && i < sizeof(asked) / sizeof(asked[0]); i++)
-        same = has(tensor, asked[i].name, asked[i].wanted, asked[i].called);
+    for (size_t i = 0; same == 1 && i < sizeof(wanted) / sizeof(wanted[0]); i++)
+        same = asked_is(tensor, wanted[i].name, wanted[i].wanted);
     return same;
 }
 
@@ -232,8 +207,8 @@ PyObject *chain(PyObject *module, PyObject *arguments)
         PyObject *tensor = PyTuple_GET_ITEM(inputs, i);
         does = is_plain(tensor, &PyTuple_GET_ITEM(kinds, 0));
         if (does == 1) {
-            int64_t size = number_of(tensor, NUMEL);
-            places[i] = number_of(tensor, DATA_PTR);
+            int64_t size = asked_number(tensor, NUMEL);
+            places[i] = asked_number(tensor, DATA_PTR);
             count = i ? count : size;
             does = PyErr_Occurred() ? -1 : size == count && places[i] != 0;
         }

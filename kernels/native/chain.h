@@ -6,7 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* Looks up what of torch's it calls. Returns 1 where that is there; -1 for an error. */
+/* Looks up what of torch's it calls. Returns 1 where that is there. */
 int chain_find(void);
 
 /* chain(steps, tensors, inputs, numbers, kinds, threads): see rows.pyi. */

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "biases.h"
 #include "elements.h"
 #include "gated.h"
 #include "products.h"
@@ -184,6 +185,29 @@ static int outer(const Part *part, int64_t blocks, int64_t count, const char *le
     return 1;
 }
 
+/* ---- biases -------------------------------------------------------------------------------------------------------- */
+
+typedef enum { ADD, SUM, DOT } Use;
+
+/* Of each block of biases, or of rooms for their gradients, what biases.h says, with the part's rows. */
+static void use_biases(const Part *part, Use use, int64_t blocks, int64_t count, const char *rows, int64_t width,
+                       float *scale)
+{
+    for (const Block *block = AT(blocks, Block); count-- > 0; block++) {
+        Matrix vector = of_expert(part, block);
+        Biased task = {(char *)rows, vector.address, work(part->layer), stored(part->layer), count_of(part), width,
+                       block->low, vector.sizes[0], vector.strides[0], scale};
+        if (vector.address == NULL)
+            continue;
+        if (use == ADD)
+            biases_add(&task);
+        else if (use == SUM)
+            biases_sum(&task, !part->rows->first);
+        else
+            biases_dot(&task, part->dot);
+    }
+}
+
 /* ---- a part -------------------------------------------------------------------------------------------------------- */
 
 /* The next `width` numbers a row of the scratch. */
@@ -202,6 +226,7 @@ static int project_up(const Part *part, char *x, char *h, char *wide)
     char *out = widens(task) ? wide : h;
     if (!linear(part, task->ups, task->up_count, x, task->width, out, task->width_h))
         return 0;
+    use_biases(part, ADD, task->up_biases, task->up_bias_count, out, task->width_h, NULL);
     if (widens(task))
         elements_store(h, (float *)wide, stored(task), 0, 1, (int)(count_of(part) * task->width_h));
     return 1;
@@ -221,6 +246,7 @@ static int forward_part(const Part *part)
     char *y = x;
     if (!linear(part, task->downs, task->down_count, a, task->narrow, y, task->width))
         return 0;
+    use_biases(part, ADD, task->down_biases, task->down_bias_count, y, task->width, part->scale);
     add_rows(part, y);
     return 1;
 }
@@ -241,7 +267,11 @@ static int backward_part(const Part *part)
     Gated gated = gated_of(part, h, a);
     gated.grad_a = grad_a, gated.grad_h = grad_h, gated.dot = part->dot;
     gated_backward(&gated, 0, gated.count);
+    if (part->dot)
+        use_biases(part, DOT, task->down_biases, task->down_bias_count, rows, task->width, NULL);
     put_dots(part);
+    use_biases(part, SUM, task->grad_down_biases, task->grad_down_bias_count, rows, task->width, part->scale);
+    use_biases(part, SUM, task->grad_up_biases, task->grad_up_bias_count, grad_h, task->width_h, NULL);
     if (!outer(part, task->grad_downs, task->grad_down_count, rows, task->width, a, task->narrow))
         return 0;
     if (task->totals) {

@@ -26,6 +26,7 @@ typedef struct {
     int64_t scale;                                /* float32, by slot; 0: all ones */
     int64_t h;                                    /* [S, M], or 0: not kept, and backward computes it again */
     int64_t ups, up_count, downs, down_count;     /* Block[] of gate_up [M, D] and down [D, N] */
+    int64_t up_biases, up_bias_count, down_biases, down_bias_count; /* Block[] of theirs, [M, 1] and [D, 1] */
     int64_t segments, bounds, groups;             /* Segment[]; those of group g are bounds[g]..bounds[g + 1] */
     int64_t totals, distinct; /* each group's float32 [T, D], or 0; how many: 1 is for all, and is zero already */
     int64_t scratch, scratch_step, room;          /* bytes; the rows of the largest segment */
@@ -37,6 +38,7 @@ typedef struct {
     int64_t grad, grad_stride;                    /* [T, D] */
     int64_t dot;                                  /* float32, by slot: <dA, A>, or 0 */
     int64_t grad_ups, grad_up_count, grad_downs, grad_down_count;
+    int64_t grad_up_biases, grad_up_bias_count, grad_down_biases, grad_down_bias_count;
 } Layer;
 
 

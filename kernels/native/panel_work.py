@@ -8,6 +8,7 @@ in up to eight, with 16 bits widened in registers instead of in memory.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,6 +97,12 @@ def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: t
     assert rows is not None
     rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add, wide,
                   torch.get_num_threads())
+
+
+def table(parts: Sequence[Tensor | None]) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes] | None:
+    """As rows.pyi says."""
+    assert rows is not None
+    return rows.table(parts)
 
 
 def sort_rows(ids_S: Tensor, num_experts: int) -> tuple[Tensor, Tensor] | None:

@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include "attention.h"
+#include "asked.h"
 #include "chain.h"
 #include "elements.h"
 #include "gated.h"
@@ -110,6 +111,7 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", run_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
+    {"table", table, METH_O, "table(parts): see rows.pyi."},
     {"chain", chain, METH_VARARGS, "chain(steps, tensors, inputs, numbers, kinds, threads): see rows.pyi."},
     {"sort_rows", sort_rows, METH_VARARGS, "sort_rows(ids, bytes, slots, experts, order, offsets): see rows.pyi."},
     {"products", products, METH_VARARGS,
@@ -135,10 +137,9 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
-    int roots = chain_find();
-    if (self == NULL || roots < 0 || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
+    if (self == NULL || asked_find() < 0 || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
         PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
-        PyModule_AddIntConstant(self, "ROOTS", roots) < 0 ||
+        PyModule_AddIntConstant(self, "ROOTS", chain_find()) < 0 ||
         PyModule_AddIntConstant(self, "GEMM", gemm_find()) < 0)
         return NULL;
     return self;

@@ -1,6 +1,9 @@
 # rows.c. Addresses are data_ptr()s, 0 where nothing is; the numbers of dtypes, activations and gates are panel_work's.
 
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor, dtype
 
 POOL: int
 # 1 where torch's OpenMP threads were found at import
@@ -52,10 +55,14 @@ def time_product(size: int, dtype: int, threads: int, /) -> float: ...
 def layer_forward(task: int, /) -> None: ...
 def layer_backward(task: int, /) -> None: ...
 
+# Dtype, sizes and strides that tensors have in common, and their addresses, int64, 0 for a None among them; None where
+# one has others or is negated, or there is none.
+def table(parts: Sequence[Tensor | None], /) -> tuple[dtype, tuple[int, ...], tuple[int, ...], bytes] | None: ...
+
 # Runs operators element by element (chain.c), in place, outside of autograd. steps: seven int32 each, chain.c's Step.
-# inputs: so many tensors, then the numbers for which None stands among ``numbers``. kinds: chains.KINDS. False, and nothing
-# is done, where a tensor or number is none that C reads, or tensors have a part of their memory in common. IndexError for
-# a step that names what is not there.
+# inputs: so many tensors, then the numbers for which None stands among ``numbers``. kinds: chains.KINDS. False, and
+# nothing is done, where a tensor or number is none that C reads, or tensors have a part of their memory in common.
+# IndexError for a step that names what is not there.
 def chain(steps: bytes, tensors: int, inputs: tuple[Any, ...], numbers: tuple[Any, ...], kinds: tuple[Any, ...],
           threads: int, /) -> bool: ...
 

@@ -27,7 +27,7 @@ def small(threads: int, part: int = 3, wide: bool = False, slices: int = 5) -> I
     many numbers of a weight at a time. Gives what C was called for."""
     before, called = torch.get_num_threads(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in dict(PANEL_ROWS=0, PART_ROWS=part, UNEVEN=100.0, SLICE=slices).items():
+        for name, value in dict(PANEL_ROWS=0, SMALL=0, PART_ROWS=part, UNEVEN=100.0, SLICE=slices).items():
             patch.setattr(by_expert, name, value)
         patch.setattr(widening, "slowness", lambda dtype: 30.0 if wide and dtype.itemsize == 2 else 1.0)
         for name in ("layer_forward", "layer_backward"):
@@ -51,7 +51,7 @@ def layers(draw: st.DrawFn) -> Layer:
         tokens, draw(st.integers(1, 9)), draw(st.integers(1, 9)), experts_, top_k, index=index,
         dtype=draw(st.sampled_from(list(TOLERANCE))), gate=draw(st.sampled_from(["concat", "interleaved", "none"])),
         activation=draw(st.sampled_from(sorted(panel_work.ACTIVATIONS))), weighted=draw(st.booleans()),
-        seed=draw(st.integers(0, 99)))
+        bias=draw(st.booleans()), seed=draw(st.integers(0, 99)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -80,6 +80,7 @@ def test_the_same_bits_run_for_run_and_as_panels(wide: bool, top_k: int, dtype: 
         out = run(layer, backend="cpu")
         return [out.detach(), *torch.autograd.grad(out, layer.leaves(), torch.ones_like(out))]
 
+    monkeypatch.setattr(by_expert, "SMALL", 0)
     panels = results()
     for threads in (1, 3):
         with small(threads, part=512, wide=wide) as called:
@@ -219,11 +220,12 @@ def takes(layer: Layer, options: Sequence[tuple[str, str]] = ()) -> bool:
     return bool(called)
 
 
-def test_what_stays_with_panels() -> None:
+def test_what_stays_with_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert takes(make_layer(7, 16, 8, 8, 2, bias=True))  # small: Python would take longer than the products
+    monkeypatch.setattr(by_expert, "SMALL", 0)
     size = (700, 16, 8, 8, 2)
-    assert takes(make_layer(*size))
+    assert takes(make_layer(*size)) and takes(make_layer(*size, bias=True))
     assert not takes(make_layer(400, 16, 8, 8, 2))  # few rows: a gradient's room is made when H is gone
-    assert not takes(make_layer(*size, bias=True))
     assert not takes(make_layer(*size, dtype=torch.float64))
     assert not takes(make_layer(*size, activation="tanh(g) * u"))
     assert not takes(make_layer(*size), [("precision", "mxfp8")])

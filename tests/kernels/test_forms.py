@@ -18,7 +18,7 @@ from experts_oracle import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebius.kernels import ACTIVATIONS, cpu, experts, experts_rows, panels
+from moebius.kernels import ACTIVATIONS, by_expert, cpu, experts, experts_rows, panels
 from moebius.kernels.activations import activate, activate_backward, split_gate
 from moebius.kernels.contract import Options, Weights
 from moebius.kernels.routing import invert, sort_rows
@@ -253,6 +253,7 @@ def test_rows_equal_experts_with_one_slot(form: str) -> None:
 def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
                                                             ) -> None:
     monkeypatch.setattr(panels, "PANEL_ROWS", 64)
+    monkeypatch.setattr(by_expert, "SMALL", 0)
     tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 8
     layer = make_layer(tokens, width, narrow, num_experts, top_k, dtype=dtype)
     order, offsets = sort_rows(layer.index, num_experts)

@@ -194,6 +194,7 @@ def test_the_form_without_it(dtype: torch.dtype, gate: str, monkeypatch: pytest.
     """A checkout that was not built computes the same, and the built one does not take that path."""
     calls = []
     monkeypatch.setattr("moebius.kernels.gating.activate", lambda *given: calls.append(1) or activate(*given))
+    monkeypatch.setattr("moebius.kernels.by_expert.SMALL", 0)
     layer = make_layer(70, 48, 40, 6, 3, gate=gate, bias=True, dtype=dtype)
     built = run(layer, backend="cpu").detach()
     assert bool(calls) == (dtype is torch.float64)
@@ -220,6 +221,7 @@ def test_products_are_torchs_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     """Where they are not ours (test_gemm.py). The same bits with C's loop over the experts as with Python's, which C's
     leaves alone; experts of several panels, of one row and of none among them."""
     monkeypatch.setattr("moebius.kernels.panels.PANEL_ROWS", 64)
+    monkeypatch.setattr("moebius.kernels.by_expert.SMALL", 0)
     index = torch.randint(0, 5, (200, 2)).clamp(min=1)
     index[:150, 0], index[7, 1] = 6, 0
     layer = make_layer(200, 24, 16, 8, 2, gate="concat", bias=True, dtype=dtype, index=index)

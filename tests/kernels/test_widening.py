@@ -13,7 +13,7 @@ import torch
 from experts_oracle import Layer, make_layer, oracle, relative_error, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moebius.kernels import panels, products, widening
+from moebius.kernels import by_expert, panels, products, widening
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Panel, Segment
 from moebius.kernels.projection import project
@@ -88,6 +88,7 @@ FORMS: dict[str, Callable[[torch.dtype], tuple[Call, Layer]]] = {
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Says how slow the library is in 16 bits."""
+    monkeypatch.setattr(by_expert, "SMALL", 0)
     return lambda slowness: monkeypatch.setattr(
         widening, "slowness", lambda dtype: slowness if dtype in HALVES else 1.0)
 
