@@ -12,6 +12,7 @@ from .private_builtins import private_builtins
 with private_builtins(__name__):
     from .decode import decode
     from .domain import Domain
+    from .domain.containers import MEASURING
     from .errors import InterpreterError, Signal
     from .frame import Frame
     from .interpret import interpret
@@ -23,6 +24,6 @@ with private_builtins(__name__):
     from .tables import ITERATOR_PLACES
 
 __all__ = [
-    "ITERATOR_PLACES", "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine",
-    "Program", "Signal", "count_native_frames", "decode", "interpret", "is_kind",
+    "ITERATOR_PLACES", "MEASURING", "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError",
+    "Machine", "Program", "Signal", "count_native_frames", "decode", "interpret", "is_kind",
 ]  # fmt: skip

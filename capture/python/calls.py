@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from moebius.interpreter import UNSET, is_kind
+from moebius.interpreter import MEASURING, UNSET, is_kind
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
 from moebius.lowering.step.optimizer_steps import before_step
@@ -529,7 +529,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             if type(value) not in ATOMS or is_kind(value, str | bytes | range | torch.Size):
                 if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
-                    if function in (list, tuple):
+                    if function in MEASURING:
                         self.domain.length_hint(value)
         if function == itertools.chain.from_iterable:
             values = [map(self.domain.native_iter, *values)]

@@ -233,7 +233,7 @@ class Construction(CallParts):
                 OBSERVED if issubclass(cls, weakref.ref) and args and self.objects.is_new(args[0]) else "",
             )
         if base is tuple:
-            return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0]) if args else ()))
+            return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0], tuple) if args else ()))
         if base in (int, str, float):
             return self.objects.made(base.__new__(cls, *args, **kwargs))
         if base is object:

@@ -315,7 +315,7 @@ class TrackingDomain(Operators, Containers):
         else:
             self.attributes.rely_on(type(args), "__iter__", "__getitem__")
             self.require_iterable(callee, args)
-            positional = self.calls.listed(args)
+            positional = self.calls.listed(args, tuple)
         keywords = dict(self.mapping(kwargs)) if kwargs else {}
         return self.call(callee, positional, keywords)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import STOP, is_kind
+from moebius.interpreter import MEASURING, STOP, is_kind
 from moebius.interpreter.forms import form_of
 
 from ..bytecode import c_callables
@@ -471,10 +471,11 @@ class Methods(CallParts):
             raise TypeError(refusal) from None
         return self.listed(iterator)
 
-    def listed(self, value: Any) -> list:
-        """`list(value)`: first the iterator is asked for, then for how many items there may be (PySequence_List)."""
+    def listed(self, value: Any, kind: type = list) -> list:
+        """What `kind(value)` holds: first the iterator is asked for, then maybe for how many items there are."""
         iterator = self.domain.native_iter(value)
-        self.domain.length_hint(value)
+        if kind in MEASURING:
+            self.domain.length_hint(value)
         return list(iterator)
 
     def class_method(self, cls: type, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:

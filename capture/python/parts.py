@@ -152,7 +152,7 @@ class CallParts:
     by_keys: Callable[[Any, Any], dict[Any, Any]]  # a dict of what a mapping has
     overridden: Callable[..., Any]  # what a class of the user's answers in an operator's place, ABSENT if none does
     fast: Callable[..., list]  # what C code reads a sequence or an iterable as
-    listed: Callable[[Any], list]  # `list(value)`
+    listed: Callable[..., list]  # `list(value)`, or what another type takes of it
     refuse_own_methods: Callable[[type, str], None]  # where C code that copies a container calls the user's
     members: Callable[[Any], Any]  # what C code adds to a set
     is_own: Callable[[type, str], bool]  # whether a class has a method in Python

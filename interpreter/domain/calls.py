@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -17,12 +16,12 @@ from typing import Any
 
 from ..natives import call_outside, watch_finalizer
 from ..tables.texts import STAR_IN_CALL
+from .containers import MEASURING
 from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name, wrong_type
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
 })  # fmt: skip
-TUPLES_ASK_FOR_LENGTH = sys.version_info < (3, 14)  # PySequence_Tuple
 TYPE_CALL = type.__dict__["__call__"]
 
 
@@ -63,7 +62,7 @@ class Calls(Core):
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
         if type(args) is not tuple:
             self.require_iterable(callee, args)
-            args = self.drain(args, TUPLES_ASK_FOR_LENGTH)
+            args = self.drain(args, hinted=tuple in MEASURING)
         if type(kwargs) is not dict:
             merged: dict[Any, Any] = {}
             self.dict_merge(merged, kwargs, callee)

@@ -33,6 +33,19 @@ SAMPLES: tuple[Any, ...] = ([], (), "", "é", b"", range(0), range(1 << 70), {},
 EXACT_ITERATORS = frozenset(type(iter(sample)) for sample in SAMPLES)
 
 
+def asks_for_length(kind: Any) -> bool:
+    def hint(self: Any) -> int:
+        asked.append(self)
+        return 0
+
+    asked: list[Any] = []
+    kind(type("Asked", (), {"__iter__": lambda self: iter(()), "__length_hint__": hint})())
+    return bool(asked)
+
+
+MEASURING = frozenset(kind for kind in (list, tuple) if asks_for_length(kind))  # tuple() no longer does, from 3.14 on
+
+
 class Containers(Core):
     """Everything that reads or builds a container."""
 

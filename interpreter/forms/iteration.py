@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
-from ..domain.containers import SAMPLES, by_items, for_c
+from ..domain.containers import MEASURING, SAMPLES, by_items, for_c
 from ..domain.core import special
 from ..natives import IN_BETWEEN
 from ..private_builtins import ORIGINAL as builtins
@@ -75,7 +75,7 @@ def walking(native: Any) -> None:
     @form(native)
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if args:
-            args = [walked(domain, args[0], native in (list, tuple)), *args[1:]]
+            args = [walked(domain, args[0], native in MEASURING), *args[1:]]
         return domain.native(native, *args, **kwargs)
 
 

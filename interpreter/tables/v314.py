@@ -10,6 +10,10 @@ from .v313 import TABLE as TABLE_313
 
 # Private names of CPython's opcode module, read on 3.14.8: what the arguments of these opcodes mean.
 COMMON_CONSTANTS: list[object] = opcode._common_constants  # type: ignore[attr-defined]
+# Of a call of tuple, all or any with a generator expression the compiler writes the loop too, for where the name means
+# the builtin. No value is this constant: so the call is read, as on older versions, which capture and forms/ answer.
+CALLED = object()
+READ = [CALLED if callable(one) and Exception not in getattr(one, "__mro__", ()) else one for one in COMMON_CONSTANTS]
 SPECIAL_METHODS: list[str] = opcode._special_method_names  # type: ignore[attr-defined]
 SUBSCRIPT = len(forms.BINARY_OPERATORS)  # BINARY_OP's argument for `a[b]`
 
@@ -21,7 +25,7 @@ TABLE: dict[str, Entry] = {
     "LOAD_FAST_BORROW": Entry("LOAD_FAST", forms.arg, older="LOAD_FAST"),
     "LOAD_FAST_BORROW_LOAD_FAST_BORROW": Entry("LOAD_FAST_LOAD_FAST", forms.local_pair, older="LOAD_FAST_LOAD_FAST"),
     "LOAD_SMALL_INT": Entry("LOAD_CONST", forms.arg, older="LOAD_CONST"),
-    "LOAD_COMMON_CONSTANT": Entry("LOAD_CONST", forms.chosen(COMMON_CONSTANTS), older="LOAD_CONST"),
+    "LOAD_COMMON_CONSTANT": Entry("LOAD_CONST", forms.chosen(READ), older="LOAD_CONST"),
     "LOAD_SPECIAL": Entry("LOAD_SPECIAL", forms.chosen(SPECIAL_METHODS)),
     "WITH_EXCEPT_START": Entry("WITH_EXCEPT_START:WITH_SELF", forms.none),
     "BINARY_OP": Entry(

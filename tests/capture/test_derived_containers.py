@@ -242,6 +242,7 @@ WITH_SETS: dict[str, Callable[[Any], Any]] = {
     "[*d]": lambda d: [*d],
     "f(*d)": lambda d: (lambda *a: a)(*d),
     "list": lambda d: list(d),
+    "tuple": lambda d: tuple(d),
     "extend": lambda d: (lambda s: (s.extend(d), s))([0]),
     "|": lambda d: {1} | d,
     "&": lambda d: {1, 7} & d,

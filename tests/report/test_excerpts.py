@@ -228,5 +228,5 @@ def test_a_with_statement_is_what_it_enters() -> None:
     entering = [item for item in report.breaks if "__e" in item.detail]
     assert len(entering) >= 4 and not [item.origins for item in entering if item.origins]
     expressions = {item.excerpt.expression for item in entering if item.excerpt is not None}
-    named = "" if sys.version_info >= (3, 14) else " as ä,"  # which says of each what it enters, not of the statement
+    named = "" if sys.version_info >= (3, 13) else " as ä,"  # which says of each what it enters, not of the statement
     assert expressions == {f'open("/dev/null", "w"){named}', 'open("/dev/null")'}
