@@ -32,6 +32,7 @@ from moebius.lowering.torch_private import (
     FakeTensor,
     compiling_with,
     custom_operator_name,
+    default_saved_tensors_hooks,
     has_gradient_hooks,
     set_grad_enabled,
     storage_of,
@@ -327,7 +328,9 @@ class WholeStep:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether the tensors of a call are as the graph holds them to be: leaves without gradients and hooks, and
-        nothing that shares memory."""
+        nothing that shares memory; and nobody looks at what autograd does."""
+        if default_saved_tensors_hooks() is not None or torch.is_anomaly_enabled():
+            return False
         if any(self.misfit(inputs[self.tensors[i]], self.tensors[i]) for i in self.leaves):
             return False
         seen = [storage_of(t) for p in self.tensors if isinstance(t := inputs[p], torch.Tensor)]

@@ -1,5 +1,7 @@
 """A foreign backend gets the whole step as one graph; where it cannot, backward runs between two."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -429,7 +431,11 @@ def late_hook(model, x_TD):
     model.up.weight.register_hook(lambda g: g * 2)
 
 
-@pytest.mark.parametrize("change", [late_gradient, late_hook])
+def late_hooks_on_what_is_saved(model, x_TD):
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved)
+
+
+@pytest.mark.parametrize("change", [late_gradient, late_hook, late_hooks_on_what_is_saved])
 def test_a_later_call_that_does_not_fit(change):
     """What capture has no guard for is asked before each run."""
 
@@ -446,13 +452,28 @@ def test_a_later_call_that_does_not_fit(change):
         losses = [run()]
         for p in model.parameters():
             p.grad = None
-        change(model, x_TD)
-        losses += [run(), run()]
+        with change(model, x_TD) or nullcontext():
+            losses += [run(), run()]
         return [*losses, *(p.grad for p in model.parameters())]
 
     backend = Graphs()
     assert same_bits(left("eager"), left(backend))
     assert any("tanh_backward" in str(n.target) for n in backend.given[0].graph.nodes)
+
+
+def test_a_later_call_that_looks_for_anomalies():
+    weight_D = torch.zeros(3, requires_grad=True)
+
+    def step():
+        weight_D.grad = None
+        (weight_D.sqrt() * weight_D).sum().backward()  # zero times infinity
+
+    backend = Graphs()
+    run = capture(step, backend=backend)
+    run()
+    assert len(backend.given) == 1
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="returned nan"):
+        run()
 
 
 @pytest.fixture(autouse=True)
