@@ -14,6 +14,7 @@ from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
 from ..trace.assumptions import Assumptions
+from ..values.formulas import OfType
 from ..values.numpy_numbers import NUMPY_FLOATS, NUMPY_NUMBERS
 from ..values.values import ATOMS
 
@@ -44,6 +45,8 @@ def open_place(
             assumptions.symbolic_places.update(other_items(fact.source.name, rest[1], met(fact, args, kwargs)))
         if isinstance(fact.source, Part) and fact.source.operation == "list_item":
             open_floats(assumptions, fact.source.parent, args, kwargs)
+    elif kind == "python" and (type(rest[0]) is OfType or type(getattr(rest[0], "expected", None)) is bool):
+        assumptions.deciding.update(source.name for source in rest[0].sources)
     elif kind == "length" and fact.source is not None:
         assumptions.symbolic_places.add(length_of(fact.source).name)
     elif kind == "class":

@@ -317,13 +317,16 @@ class BuiltinHandlers(CallParts):
                 return function(values, **kwargs)
             if len(values) == 1:  # compared with nothing
                 return values[0]
+            bounds = self.domain.bounds
             if key is None and any(type(v) in (Number, torch.SymFloat) for v in values):
                 if all(type(v) in (*PLAIN_NUMBERS, *NUMPY_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
-                    return self.numbers.apply(function, *values)
+                    of_types = bounds.of_types(function, values)
+                    return self.numbers.apply(function, *values) if of_types is None else of_types
             if either := [v for v in values if type(v) is Either]:
+                if key is None and len(values) == 2:
+                    return either[0].with_both(function.__name__, function, run, *values)
                 either[0].refuse(f"{function.__name__}()")
             compared = key is None and any(type(v) is TensorProxy for v in values)
-            bounds = self.domain.bounds
             if compared and len(args) > 1 and (bound := bounds.of(function, values)) is not None:
                 return bound
             if compared and len(args) > 1 and all(map(is_of_one_number, args)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.interpreter import UNSET, Frame, is_kind
@@ -16,8 +17,11 @@ from moebius.interpreter.program import Program
 
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
+from ..tensors.fakes import leaves
+from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
-from ..values.values import SYMBOLIC, TensorProxy
+from ..values.numbers import Number
+from ..values.values import SYMBOLIC, Break, TensorProxy
 
 # Branches, and the truth of the condition on which they jump.
 BRANCHES = {
@@ -140,6 +144,16 @@ def constants(program: Program, inside: frozenset[int]) -> set[Any]:
             known = loaded is last or (loaded.opname == "LOAD_CONST" and index - 1 in inside)
             found.add((type(loaded.argval), loaded.argval) if known else UNSET)
     return found
+
+
+def refuse_tensors(condition: Any, body: GraphScope) -> None:
+    """A branch on a number of the call is the graph's where it decides between numbers alone: what tensors are for is
+    captured for each way, without the branch."""
+    if type(condition) is Number and condition.goes_both_ways:
+        for node in body.graph.nodes:
+            computes = node.op not in ("placeholder", "output") and node.target is not torch.full
+            if computes and any(is_kind(value, torch.Tensor) for value in leaves(node.meta.get("val"))):
+                raise Break("data-dependent branch", "a branch on a number runs operators", "it is traced again")
 
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:

@@ -7,13 +7,15 @@ otherwise belongs to its body, and stays there.
 
 from __future__ import annotations
 
+import types
 from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering.step import chosen
+from moebius.lowering.step import attempted, chosen
 
 from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
@@ -21,6 +23,7 @@ from ..tensors.eithers import Either, conditions_of, leaves_of
 from ..tensors.graphs import GraphScope
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
+from ..values.formulas import AtSource, Formula, in_order
 from ..values.numbers import Number, number_kind
 from ..values.numpy_numbers import NUMPY_FLOATS
 from ..values.values import SYMBOLIC, TensorProxy
@@ -42,6 +45,7 @@ def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: Tensor
     behind it, or a place of the heap. pair: what this side leaves there, and what the other one did, or nobody. Notes
     the two, if they are numbers that stand in front of the branch."""
     condition, body = loop.begun_with[-1], tensors.writer.scope
+    pair = (placed(pair[0], loop, tensors), placed(pair[1], loop, tensors))
     if loop.first is None and loop.skips:
         return False
     if not all(is_of(leaf, tensors) for value in pair for leaf in leaves_of(value)):
@@ -58,6 +62,37 @@ def is_left(loop: LoopRegion, place: Any, pair: tuple[Any, Any], tensors: Tensor
         loop.asked = condition
     loop.chosen[place] = pair
     return True
+
+
+def placed(value: Any, loop: LoopRegion, tensors: TensorOperations) -> Any:
+    """A number of the call that a side computes, as one that is computed in front of the branch: whatever it raises is
+    raised where it is chosen. Any other value as it is."""
+    numbers, writer = tensors.numbers, tensors.writer
+    value = numbers.of_size(value) if type(value) is torch.SymFloat else value
+    if type(value) is not Number or not value.known or value.node is None or is_of(value, tensors):
+        return value
+    assert value.evaluate is not None
+    inputs = {proxy.source: proxy.node for proxy in tensors.inputs if not is_kind(proxy.fake, torch.Tensor)}
+    nodes: dict[Any, fx.Node] = {}
+    order = in_order(value.evaluate)
+    for one in order:
+        if type(one) is AtSource and one.source in inputs:
+            nodes[one] = inputs[one.source]
+        elif type(one) is not Formula or one.named or not is_printed(one.function):
+            return value
+        elif not all(type(o) in (int, float, bool, AtSource, Formula) for o in one.operands):
+            return value
+    with writer.in_front((), lambda scope: scope is writer.scope):
+        for one in order:
+            if type(one) is Formula:
+                operands = tuple(nodes[o] if type(o) in (AtSource, Formula) else o for o in one.operands)
+                nodes[one] = writer.call(attempted(one.function), *operands)
+    return Number(numbers, value.representative, nodes[value.evaluate], value.sources, value.evaluate)
+
+
+def is_printed(function: Any) -> bool:
+    """Whether code of a graph may call it: a function of numbers in C, or of sizes, or our choice between two."""
+    return function is chosen or type(function) in (types.BuiltinFunctionType, type) or hasattr(function, "text")
 
 
 def hand_condition_out(loop: LoopRegion, asked: Number, tensors: TensorOperations) -> None:
@@ -149,13 +184,18 @@ def hand_out(
         used = (condition, other, mine) if cast(Conditional, rows).skip_if else (condition, mine, other)
         if len(kinds) == 1 and Either not in kinds:
             (kind,) = kinds
-            if kind in (int, bool):
+            of_call = type(condition) is Number and condition.known
+            known = tensors.numbers.found_again(used) if of_call else None
+            if kind in (int, bool) and known is None:
                 counts.add(site)
             with tensors.writer.in_front((), partial(makes_none_of, used)):
                 node = tensors.writer.node("call_function", chosen, used, {})
-                number: Any = tensors.world.unknown_number() if kind is int else None
+                number: Any = tensors.world.unknown_number() if kind is int and known is None else None
                 tensors.writer.bind_symbols(number, node)
             node.meta["val"] = number
+            if known is not None:
+                today, sources, operands = known
+                number = Number(tensors.numbers, chosen(*today), node, sources, Formula(chosen, operands))
             number = Number(tensors.numbers, kind(0.5), node) if number is None else number
         else:
             number = Either(domain, domain.bounds.refused, site, cast(Any, condition), *used[1:])

@@ -159,7 +159,7 @@ def on_values(condition: Any) -> bool:
         return condition.fake.numel() == 1
     condition = condition.value if type(condition) is ArrayNumber else condition
     if type(condition) is Number:
-        return condition.node is not None and not condition.known
+        return condition.node is not None and (condition.goes_both_ways or not condition.known)
     return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
 
 

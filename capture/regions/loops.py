@@ -58,6 +58,7 @@ class Loops:
     def __init__(self, domain: Parts, lists: Lists):
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.writer, self.counter = self.tensors.writer, domain.counter
+        self.arithmetic = domain.tensors.numbers
         self.open: list[LoopRegion] = []
         domain.objects.joins = branch_places.Joins(self.open, domain.objects.inside)
         self.decided: dict[tuple[int, int], list[int]] = {}
@@ -350,7 +351,11 @@ class Loops:
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""
-        if not self.tensors.branches or not on_values(frame.stack[-1]) or (frame.code, frame.pc) in self.unrolled:
+        if not self.tensors.branches or (frame.code, frame.pc) in self.unrolled:
+            return
+        if self.arithmetic.decides(frame.stack[-1]):
+            frame.stack[-1] = self.arithmetic.both_ways(frame.stack[-1])
+        if not on_values(frame.stack[-1]):
             return
         rows = branches.branch_at(frame)
         if rows is not None and rows.other is not None:
@@ -425,6 +430,7 @@ class Loops:
                 changed = chosen_numbers.others(loop, changed, self.tensors)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
+            branches.refuse_tensors(loop.begun_with[-1], self.writer.scope)
         if is_kind(loop.rows, ActiveExperts):
             self.refuse_kept_row(loop)
         if not is_kind(loop.rows, ONE):

@@ -10,6 +10,7 @@ Which calls these are is learnt from a trace that such a use stopped: by the ins
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
+from ..values.numbers import Number, number_kind
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
 from .eithers import Either, of_extreme
@@ -92,6 +94,19 @@ class Bounds:
         self.domain, self.tensors = domain, domain.tensors
         self.elsewhere: set[Site] = set()
         self.refused: set[Site] = set()
+
+    def of_types(self, function: Callable[..., Any], values: Sequence[Any]) -> Either | None:
+        """What stands for ``min(1, step / 10)``: an int in some calls, a float in others; None where it is one type."""
+        frame, numbers = self.domain.frame, self.domain.numbers
+        if frame is None or len(values) != 2 or (site := (frame.code, frame.pc)) in self.elsewhere:
+            return None
+        opened = [numbers.of_size(v) if type(v) in (torch.SymInt, torch.SymFloat) else v for v in values]
+        first, second = opened
+        kinds = {number_kind(value) for value in opened}
+        if kinds != {int, float} or not all(numbers.decides(v) for v in opened if type(v) is Number):
+            return None
+        condition = numbers.apply(operator.gt if function is max else operator.lt, second, first)
+        return Either(self.domain, self.refused, site, numbers.both_ways(condition), second, first)
 
     def of(self, function: Callable[..., Any], values: Sequence[Any]) -> Bound | Either | None:
         """What stands for ``function(*values)``; None where it is to be a branch."""

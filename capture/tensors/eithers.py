@@ -21,6 +21,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.lowering.step import chosen, either
 
 from ..torch_facts import torch_private
+from ..values.formulas import Formula
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, UNARY, Number, number_kind
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
 from .fakes import fake_of, leaves
@@ -102,6 +103,11 @@ def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number
     sides = [side.number() if type(side) is Either else side for side in (one, other)]
     function = either if TensorProxy in map(type, sides) else chosen
     node = tensors.writer.call(function, condition, *sides)
+    of_call = function is chosen and condition.known
+    known = domain.numbers.found_again((condition, *sides)) if of_call else None
+    if known is not None:
+        today, sources, operands = known
+        return Number(domain.numbers, chosen(*today), node, sources, Formula(chosen, operands))
     return Number(domain.numbers, SOME, node)
 
 

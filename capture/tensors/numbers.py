@@ -49,6 +49,7 @@ class Numbers:
         self.world = tensors.world
         self.fixed: dict[int, Number] = {}
         self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
+        self.deciding: set[str] = set()  # places of those on which a branch went another way in another call
         self.seen = 0  # inputs that were looked at for symbols
         self.places: dict[Any, tuple[Source, int | None]] = {}  # by symbol: the input, and the axis of a tensor
         self.refuse_varying: Callable[[tuple[Source, ...]], None] = lambda sources: None  # set by the trace
@@ -117,7 +118,19 @@ class Numbers:
     # Sizes
     # ------------------------------------------------------------------------------------------------------------------
 
-    def of_size(self, size: torch.SymInt | torch.SymFloat) -> Any:
+    def decides(self, value: Any) -> bool:
+        """Whether it is a number that is known as the call begins, or a relation of such, and that had branches go
+        another way in another call."""
+        if not self.deciding:
+            return False
+        found: Any = ()
+        if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            found = (self.formula_of_size(value) or ((), ()))[1]
+        elif type(value) is Number and value.known and value.node is not None:
+            found = value.sources or ()
+        return bool(found) and {source.name for source in found} <= self.deciding
+
+    def of_size(self, size: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
         """A symbolic size as a Python number: the graph has it as one, and what it follows from is known."""
         node = self.writer.argument(size)
         if not is_kind(node, fx.Node):
@@ -408,6 +421,13 @@ class Numbers:
 
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
         self.guard(Unchanged(evaluate, sources, expected))
+
+    def both_ways(self, condition: Any) -> Number:
+        """The same number, on which a branch goes as the running step finds it."""
+        known = condition if type(condition) is Number else self.of_size(condition)
+        twin = Number(self, known.representative, known.node, known.sources, known.evaluate)
+        twin.goes_both_ways = True
+        return twin
 
     def guard(self, found: Unchanged | OfType | Raises) -> None:
         self.guards.holds(", ".join(s.name for s in found.sources), lambda: str(found), found, *found.sources)

@@ -57,6 +57,7 @@ class Assumptions:
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     outside: why they may not, and what to do about it.
     compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
+    deciding: places of numbers on which a branch went another way in a later call.
     unrolled: loops over ranges, branches, max() and min(), that cannot be recorded as one node, or of whose result more
     is asked (``Bound``, ``Either``); blockers: the graph break that says why, for those in which it stands; split: the
     same for loops over hits in which a graph ends. by_number, not_by_number: loops over hits that are taken as one
@@ -92,6 +93,7 @@ class Assumptions:
     whole_step: bool = True
     outside: tuple[str, str] = FOREIGN
     compiling_for: frozenset[tuple[str, str]] = frozenset()
+    deciding: set[str] = field(default_factory=set)
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
     blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     split: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
@@ -175,6 +177,7 @@ class Assumptions:
         self.logs |= above.logs
         self.together |= above.together
         self.split |= above.split
+        self.deciding |= above.deciding
         self.below, self.unpredictable = above.below, above.unpredictable
 
     def go_on(self, varying: set[str], on_data: bool) -> None:
@@ -192,6 +195,7 @@ class Assumptions:
 
     def forget(self) -> None:
         """What earlier calls have taught of places, sizes and branches."""
+        self.deciding.clear()
         for known in (self.symbolic_places, self.symbolic_strings, self.inspected_strings, self.unpredictable):
             known.clear()
         for kinds in (self.apart, self.together, self.logs):

@@ -109,7 +109,7 @@ class Trace:
             domain.blocks = None
         domain.compiling_for = assumptions.compiling_for
         domain.options = assumptions.options
-        loops.unrolled = assumptions.unrolled
+        loops.unrolled, self.numbers.deciding = assumptions.unrolled, assumptions.deciding
         loops.by_number = assumptions.by_number - assumptions.not_by_number
         loops.not_by_number = assumptions.not_by_number
         domain.lists.sites = assumptions.gathered - assumptions.not_gathered

@@ -54,9 +54,12 @@ class Number(RuntimeNumber):
     on, and becomes a constant where it is used.
     representative: a number of its type, today's value where ``evaluate`` is set.
     evaluate: computes it from the values at ``sources``, where it comes from the call's inputs alone.
+    goes_both_ways: whether a branch on it is to have both of its sides in the graph.
     """
 
-    __slots__ = ("__weakref__", "evaluate", "node", "numbers", "representative", "size", "source", "sources")
+    __slots__ = (
+        "__weakref__", "evaluate", "goes_both_ways", "node", "numbers", "representative", "size", "source", "sources",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Number(RuntimeNumber):
     ):
         self.numbers, self.representative, self.node = numbers, representative, node
         self.sources, self.evaluate = sources, evaluate
+        self.goes_both_ways = False
         self.source: Source | None = None  # of an input itself
         self.size: Any = None  # the symbolic size that it is where one is wanted
 

@@ -9,7 +9,7 @@ from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, 
 from moebius.lowering.step.asked import ASKED
 from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
-from moebius.lowering.step.branches import BranchError, chosen, either, require_branch
+from moebius.lowering.step.branches import BranchError, attempted, chosen, either, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
@@ -40,23 +40,24 @@ __all__ = [
     "RankHook",
     "ReachedElsewhereError",
     "asks_of_each",
+    "attempted",
     "autocast_now",
     "autograd_function",
     "backward_place",
     "backward_with_hooks",
+    "bar_call",
+    "by_autocast",
+    "chosen",
     "draw",
     "draw_array",
     "draw_below",
     "draw_numpy",
-    "bar_call",
-    "by_autocast",
-    "function_transform",
-    "chosen",
     "either",
+    "function_transform",
     "going_on",
     "gradient_of",
-    "keep",
     "is_backward",
+    "keep",
     "leave_autocast",
     "observed",
     "put_back_mode",

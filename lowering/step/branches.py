@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +41,40 @@ def require_branch(value: Any, expected: bool, place: str, *live: Any) -> None:
 fx.wrap("require_branch")
 
 
+@dataclass(frozen=True)
+class Failed:
+    """In the place of a number that could not be computed, for a side of a branch that may not be taken."""
+
+    error: Exception
+
+
 def chosen(condition: Any, one: Any, other: Any) -> Any:
     """``one if condition else other``, two numbers."""
-    return one if condition else other
+    held = one if condition else other
+    if type(held) is Failed:
+        raise held.error
+    return held
 
 
 fx.wrap("chosen")
+
+
+@functools.cache
+def attempted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` of numbers that gives a Failed where it, or what gave an operand, raises."""
+
+    def of_numbers(*operands: Any, **named: Any) -> Any:
+        for operand in operands if function is not chosen else operands[:1]:
+            if type(operand) is Failed:
+                return operand
+        try:
+            return function(*operands, **named)
+        except Exception as error:
+            return Failed(error)
+
+    if isinstance(function, types.BuiltinFunctionType):
+        of_numbers.__name__ = of_numbers.__qualname__ = function.__name__
+    return of_numbers
 
 
 def either(condition: Any, one: Any, other: Any) -> Any:
