@@ -139,7 +139,7 @@ def same(one, other):
 
 @pytest.mark.share(6)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
-@pytest.mark.parametrize("where, how", itertools.product(WHERE, HOW), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("where, how", list(itertools.product(WHERE, HOW)), ids=lambda f: f.__name__)
 def test_as_in_plain_python(where, how, backend):
     torch.manual_seed(1)
     expected = run(where(how))
