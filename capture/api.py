@@ -30,8 +30,6 @@ from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import GraphBreak, Stats
 from .torch_facts import torch_fakes, torch_memory
-from .trace.recorder import Recordings
-from .trace.recording import Recording
 from .trace.segment import Segment
 from .trace.trace import traceable
 from .versions import check_versions
@@ -169,16 +167,6 @@ def watch_captures() -> None:
     """From now on what is captured has its guards timed, and its report outlives it."""
     if take_snapshot not in BEFORE_IT_GOES:
         BEFORE_IT_GOES.append(take_snapshot)
-
-
-def record_captures() -> None:
-    """From now on each capture is written down line by line, which takes time and memory."""
-    Recordings.is_on = True
-
-
-def recorded_captures() -> list[Recording]:
-    """Those so far, in the order in which they were captured."""
-    return Recordings.kept
 
 
 def take_snapshot(captured: Captured) -> None:

@@ -173,11 +173,11 @@ def explain_script(asked: Explained) -> int:
     for file in (html, json_file, asked.routing):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"there is no folder {Path(file).absolute().parent} to write {file} to")
-    from .api import captured_functions, keep_captured, record_captures
+    from .api import captured_functions, keep_captured
+    from .trace.recorder import Recordings
 
     keep_captured()
-    if walks:
-        record_captures()
+    Recordings.is_on |= walks
     answer = roofline(asked.device) if asked.device is not None else None
     if asked.routing is not None:
         from moebius.lowering.roofline import RECORDER
@@ -235,12 +235,12 @@ def roofline(name: str) -> Callable[[], str]:
 
 def walk() -> None:
     """Commands about what was recorded, from the terminal or a pipe."""
-    from .api import recorded_captures
     from .report.walk import Walk
+    from .trace.recorder import Recordings
 
-    if not (recordings := recorded_captures()):
+    if not Recordings.kept:
         return
-    walking = Walk(recordings, None if sys.stdin.isatty() else sys.stdin)
+    walking = Walk(Recordings.kept, None if sys.stdin.isatty() else sys.stdin)
     while True:
         try:
             walking.cmdloop()

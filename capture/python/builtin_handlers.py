@@ -250,13 +250,6 @@ class BuiltinHandlers(CallParts):
             self.made_throughout(part)
         return self.objects.made(value)
 
-    def variables(self, obj: Any) -> Any:
-        try:
-            return self.attributes.get(obj, "__dict__")
-        except AttributeError as error:
-            self.domain.machine.swallow(error)
-        raise TypeError("vars() argument must have __dict__ attribute")
-
     def identity(self, value: Any) -> int:
         if is_kind(value, TensorProxy):
             source, found = value.source, value.real

@@ -14,6 +14,7 @@ from typing import Any
 from moebius.interpreter.forms import FORMS
 from moebius.interpreter.frame import Frame
 
+from ..hook import ABSENT
 from ..values.values import Break
 from .parts import CallParts, Parts
 
@@ -42,8 +43,14 @@ class Namespaces:
         self.domain.globals_record(frame.globals)
         return frame.globals
 
-    def variables(self, *args: Any) -> Any:
-        return self.calls.variables(*args) if args else self.frame().namespace()
+    def variables(self, obj: Any = ABSENT) -> Any:
+        if obj is ABSENT:
+            return self.frame().namespace()
+        try:
+            return self.domain.attributes.get(obj, "__dict__")
+        except AttributeError as error:
+            self.domain.machine.swallow(error)
+        raise TypeError("vars() argument must have __dict__ attribute")
 
     def names(self, *args: Any) -> Any:
         if args:

@@ -165,7 +165,6 @@ class CallParts:
     tensor_method: Callable[[TensorProxy, str, list, dict[str, Any]], Any]  # a method of a tensor's
     plain_items: Callable[[Any], Any]  # a container's items, for C code
     substitute: Callable[[Any], Any]  # a function of ours, as one that the trace calls
-    variables: Callable[[Any], Any]  # ``vars(obj)``
 
     @property
     def array_inputs(self) -> ArrayInputs:
