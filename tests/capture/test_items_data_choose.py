@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reconciling import plain_counts, reported_counts
 from torch import nn
 
 import moebius
@@ -176,6 +177,16 @@ def pieces(kind):
 @pytest.mark.parametrize("kind", WHOLE)
 def test_the_loop_breaks_the_graph_once(kind):
     assert pieces(kind) == 1
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_each_instruction_is_counted(kind):
+    torch.manual_seed(0)
+    layer, x_TD = kind(), torch.randn(5, 4)
+    captured = moebius.capture(layer.forward, backend="eager")
+    for _ in range(3):
+        captured(x_TD)
+    assert reported_counts(moebius.explain(captured)(x_TD)) == plain_counts(layer.forward, x_TD)
 
 
 def test_with_it_switched_off_each_iteration_does(monkeypatch):
