@@ -45,6 +45,11 @@ def shape_of(node: Any) -> tuple | None:
     return None if value is None else tuple(value.shape)
 
 
+def rank_of(node: Any) -> int:
+    """How many axes a tensor has; 0 for what is not known to be one."""
+    return len(shape_of(node) or ())
+
+
 def dtype_of(node: Any) -> torch.dtype | None:
     """The dtype of a node that is known to be a tensor."""
     value = tensor_of(node)

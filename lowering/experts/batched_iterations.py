@@ -41,7 +41,17 @@ from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, sa
 from moebius.lowering.experts.zero_rows import Gates, gates_of, zero_at_zero
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, certain, dtype_of, infer, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import (
+    add_call,
+    certain,
+    dtype_of,
+    infer,
+    rank_of,
+    shape_of,
+    stands_at,
+    tensor_of,
+    value_of,
+)
 
 
 @dataclass
@@ -287,7 +297,7 @@ class Batched(Builder):
         if call is not None and isinstance(source, fx.Node):
             index = gathered_with(node)
             if index is not None:
-                whole = len(shape_of(source) or ()) == 3 and parameter_of(source, gathered=True) is not None
+                whole = rank_of(source) == 3 and parameter_of(source, gathered=True) is not None
                 return (*axes_of(index), ROWS, COLUMNS) if whole else None
             if call.name in VIEWS | {"getitem"} and (len(shape or ()) != 3 or is_gathered(source)):
                 inner = self.weight_dims(source)

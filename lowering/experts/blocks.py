@@ -49,6 +49,7 @@ from moebius.lowering.values import (
     dtype_of,
     is_floating,
     put_before,
+    rank_of,
     reaches,
     shape_of,
     tensor_of,
@@ -93,7 +94,7 @@ def expert_rows(
             raise NoRows
         if made.name in INSIDE:
             return node.all_input_nodes
-        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != rank:
+        if made.name not in PRODUCTS or rank_of(made["input"]) != rank:
             raise NoRows
         rows.append(made["input"])
         products.append(node)
@@ -156,7 +157,7 @@ def source_of(rows: fx.Node) -> fx.Node | None:
                 break
             node, chosen = outer, True
             continue
-        chosen = chosen or any(len(shape_of(key) or ()) > 0 for key in node.all_input_nodes if key is not call["input"])
+        chosen = chosen or any(rank_of(key) > 0 for key in node.all_input_nodes if key is not call["input"])
         node = call["input"]
     return node if node is not rows else None
 
@@ -405,7 +406,7 @@ class Blocks(Builder):
         def made(target: Any, args: tuple, value: Any) -> fx.Node:
             return put_before(first, target, args, first, value)
 
-        if whole is not None and len(shape_of(whole) or ()) == 2:
+        if whole is not None and rank_of(whole) == 2:
             x, total = whole, (shape_of(whole) or (total,))[0]
         elif whole is not None:
             joined = like(example, (total, *example.shape[1:]), example.dtype)

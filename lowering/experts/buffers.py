@@ -28,15 +28,7 @@ from moebius.lowering.experts.routing import distinct
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import (
-    certain,
-    computed_of,
-    dtype_of,
-    put_before,
-    same_shape,
-    shape_of,
-    tensor_of,
-)
+from moebius.lowering.values import certain, computed_of, dtype_of, put_before, rank_of, same_shape, shape_of, tensor_of
 
 SELECTS = frozenset({"masked_select", torch.masked_select})
 FAR = 200  # nodes between the rows that a mask picks and those that are written
@@ -197,7 +189,7 @@ def is_mask(key: Any) -> bool:
 
 def axes_of(keys: tuple) -> int:
     """How many axes of a tensor the keys take up."""
-    return len(shape_of(keys[0]) or ()) if is_mask(keys[0]) else len(keys)
+    return rank_of(keys[0]) if is_mask(keys[0]) else len(keys)
 
 
 def differ(keys: tuple, rows: fx.Node) -> bool:
@@ -217,7 +209,7 @@ def differ(keys: tuple, rows: fx.Node) -> bool:
     if made is None or made.name not in ("where", "nonzero"):
         return False
     mask = made["condition"] if made.name == "where" else made["input"]
-    rank = len(shape_of(mask) or ()) if isinstance(mask, fx.Node) else 0
+    rank = rank_of(mask) if isinstance(mask, fx.Node) else 0
     if [call["index"] for call in calls if call is not None] == list(range(rank)):
         return True
     chosen = read_call(mask)
@@ -257,7 +249,7 @@ def column_behind(mask: Any, whole: fx.Node) -> fx.Node | None:
 def is_column(node: fx.Node) -> bool:
     """Whether it is ``mask[:, 0]`` or ``mask.squeeze(1)`` of a mask [T, 1]."""
     call = read_call(node)
-    if call is None or len(shape_of(node) or ()) != 1:
+    if call is None or rank_of(node) != 1:
         return False
     return call.name == "squeeze" if call.name != "getitem" else call["index"] in ((FULL, 0), (..., 0))
 
@@ -282,7 +274,7 @@ def take_by_mask(node: fx.Node) -> None:
     if node.target in SELECTS and not node.kwargs and len(node.args) == 2:
         h, mask = node.args
         if isinstance(h, fx.Node) and is_mask(mask) and same_shape(shape_of(h), shape_of(mask)):
-            if len(shape_of(h) or ()) == 1:  # a matrix that is made of it again is for what is below
+            if rank_of(h) == 1:  # a matrix that is made of it again is for what is below
                 node.op, node.target = "call_function", operator.getitem
 
 

@@ -31,7 +31,6 @@ from moebius.lowering.experts.facts import (
     linears,
 )
 from moebius.lowering.experts.reader import Reader
-from moebius.lowering.experts.routing import iterations_limit
 from moebius.lowering.values import computed_of, describe_where, shape_of, where_of
 
 
@@ -96,7 +95,7 @@ class Claim:
         source = reader.call["source"]
         fact = reader.outside.get(source) if isinstance(source, fx.Node) else None
         self.hits = fact if isinstance(fact, HitList) else None
-        self.limit = iterations_limit(source, fact)
+        self.limit = source if isinstance(source, int) else None  # n of ``range(n)``
         self.experts = next((shape[0] for shape in held if shape and isinstance(shape[0], int)), 0)
         if self.limit is not None:  # the first ones run, and what goes to the others goes nowhere
             self.experts = min(self.experts, self.limit)

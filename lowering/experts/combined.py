@@ -21,7 +21,7 @@ from moebius.lowering.experts.views import FULL, equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of
+from moebius.lowering.values import rank_of, same_shape, shape_of
 
 ADDING = frozenset({torch.baddbmm, "baddbmm"})  # products that add something
 TOKENS = "tuv"  # letters of the tokens' axes
@@ -114,8 +114,8 @@ def made_stack(node: fx.Node) -> Stack | None:
         return None
     if not isinstance(rows, tuple | list) or len(rows) < 2 or not isinstance(dim, int):
         return None
-    rank = len(shape_of(rows[0]) or ())
-    flat = [row for row in rows if isinstance(row, fx.Node) and len(shape_of(row) or ()) == rank]
+    rank = rank_of(rows[0])
+    flat = [row for row in rows if isinstance(row, fx.Node) and rank_of(row) == rank]
     if len(flat) < len(rows) or not 2 <= rank <= len(TOKENS) + 1:
         return None
     whole, place = TOKENS[: rank - 1] + "d", dim % (rank + 1)
@@ -148,7 +148,7 @@ def along(node: fx.Node, source: Any, dim: Any, index: Any, repeated: bool) -> S
     if len(axes) != len(stack.letters) or stack.letters[dim % len(axes)] != "n":
         return None
     wanted = tuple(stack.place.get(letter) for letter in stack.letters)
-    if len(shape_of(base) or ()) == len(stack.tokens):  # one expert for each token
+    if rank_of(base) == len(stack.tokens):  # one expert for each token
         wanted = tuple(None if letter == "n" else axis for letter, axis in zip(stack.letters, wanted, strict=True))
     if axes != wanted:
         return None
@@ -195,7 +195,7 @@ def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node,
     shape = shape_of(base)
     if len(axes) != len(letters) or shape is None or len(shape) != len(stack.place):
         return None
-    if stack.index is not None and len(shape_of(stack.index) or ()) != len(shape):
+    if stack.index is not None and rank_of(stack.index) != len(shape):
         return None
     if any(axis != stack.place.get(letter) for axis, letter in zip(axes, letters, strict=True)):
         return None
@@ -216,7 +216,7 @@ def summed(node: fx.Node) -> Combined | None:
         return None
     operands = (product["input"], product["other"])
     for one, other in (operands, operands[::-1]):
-        stack = stack_of(one) if isinstance(one, fx.Node) and len(shape_of(one) or ()) > 2 else None
+        stack = stack_of(one) if isinstance(one, fx.Node) and rank_of(one) > 2 else None
         if stack is not None and stack.is_summed(dim):
             found = pair(stack, other, stack.letters, (product.node,))
             if found is not None:

@@ -18,7 +18,7 @@ from moebius.lowering.experts.routing import EXACT, distinct, index_bounds
 from moebius.lowering.experts.zeros import number_of, scatter_into
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import dtype_of, shape_of
+from moebius.lowering.values import dtype_of, rank_of, shape_of
 
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
@@ -79,7 +79,7 @@ class Counting:
 
     def by_table(self, table: fx.Node, dims: Any) -> Counted | None:
         """What a table [..., E] says of each number, 1 for yes: its sum over all axes but the last."""
-        rank = len(shape_of(table) or ())
+        rank = rank_of(table)
         along = dims if isinstance(dims, tuple | list) else (dims,)
         if rank < 2 or None in along or {dim % rank for dim in along} != set(range(rank - 1)):
             return None

@@ -47,6 +47,7 @@ from moebius.lowering.values import (
     dtype_of,
     infer,
     is_floating,
+    rank_of,
     same_shape,
     shape_of,
     tensor_of,
@@ -132,7 +133,7 @@ class DenseSum:
         graph, last = self.last.graph, self.last
         base, parts = self.parts(Storage(graph))
         flat = None
-        if len(shape_of(last) or ()) > 2:
+        if rank_of(last) > 2:
             flat, base, parts = as_matrices(base, parts, self.place, last)
         storage = self.forgotten(Storage(graph))
         with graph.inserting_before(last):
@@ -241,7 +242,7 @@ class Stacked(DenseSum):
         if index is None:
             return rows
         chosen = add_call(graph, total, torch.eq, index, e)
-        if len(shape_of(index) or ()) < len(shape_of(total) or ()):
+        if rank_of(index) < rank_of(total):
             chosen = add_call(graph, total, torch.unsqueeze, chosen, -1)
         return add_call(graph, total, torch.where, chosen, rows, 0.0)
 
@@ -249,7 +250,7 @@ class Stacked(DenseSum):
         """[T, 1]: what expert e's rows are scaled by."""
         graph, total = self.last.graph, self.last
         if self.combined.index is None:
-            lead = (FULL,) if len(shape_of(weight) or ()) == 2 else (...,)
+            lead = (FULL,) if rank_of(weight) == 2 else (...,)
             return add_call(graph, total, operator.getitem, weight, (*lead, e, None))
         chosen = add_call(graph, total, torch.eq, self.combined.index, e)
         product = add_call(graph, total, torch.mul, weight, chosen)

@@ -24,7 +24,7 @@ from moebius.lowering.experts.positions import computed_since_the_choice, is_sor
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import INDICES
 from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of, tensor_of
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
@@ -106,7 +106,7 @@ def grouped(node: fx.Node) -> Operands | None:
     if call is None or call.name != "grouped_mm":
         return None
     rows, weight, ends, *options = call.args.values()
-    ranks = [len(shape_of(operand) or ()) if isinstance(operand, fx.Node) else 0 for operand in (rows, weight, ends)]
+    ranks = [rank_of(operand) if isinstance(operand, fx.Node) else 0 for operand in (rows, weight, ends)]
     return (rows, weight, ends) if ranks == [2, 3, 1] and not any(o is not None for o in options) else None
 
 

@@ -61,6 +61,7 @@ from moebius.lowering.values import (
     erase_new,
     is_floating,
     put_before,
+    rank_of,
     same_shape,
     shape_of,
     stands_at,
@@ -192,7 +193,7 @@ def is_known(node: Any, first: fx.Node, storage: Storage) -> bool:
 
 
 def is_list(key: fx.Node) -> bool:
-    return len(shape_of(key) or ()) == 1 and dtype_of(key) in INTEGERS
+    return rank_of(key) == 1 and dtype_of(key) in INTEGERS
 
 
 def is_mask_of(key: fx.Node, tensor: Any) -> bool:

@@ -14,7 +14,7 @@ from moebius.lowering.experts.unrolled_loops import Differ, NoExperts
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import certain, shape_of
+from moebius.lowering.values import certain, rank_of, shape_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def bare(node: fx.Node, dims: tuple, under_no_grad: Container[fx.Node] = ()) -> 
 
 def origin(node: fx.Node, dim: int) -> Axis:
     """The axis of a tensor, as that of the tensor that it is a view of."""
-    base, dims = bare(node, tuple(range(len(shape_of(node) or ()))))
+    base, dims = bare(node, tuple(range(rank_of(node))))
     return Axis((base, dims.index(dim)), base, dims.index(dim)) if dim in dims else Axis((node, dim), node, dim)
 
 

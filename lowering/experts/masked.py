@@ -18,7 +18,7 @@ from moebius.lowering.experts.views import column_of, same_value
 from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, certain, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, certain, rank_of, same_shape, shape_of, tensor_of
 
 COMPARISONS = {"gt": torch.gt, "ge": torch.ge, "lt": torch.lt, "le": torch.le, "ne": torch.ne}
 
@@ -87,7 +87,7 @@ def before_widening(gate: fx.Node) -> fx.Node:
     call = read_call(gate)
     while call is not None and call.name in ("expand", "repeat"):
         column = shape_of(call["input"])
-        if not column or len(column) != len(shape_of(gate) or ()) or not same_size(column[-1], 1):
+        if not column or len(column) != rank_of(gate) or not same_size(column[-1], 1):
             break
         gate = call["input"]
         call = read_call(gate)

@@ -22,7 +22,7 @@ from moebius.lowering.experts.views import FULL
 from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, erase_new, infer, same_shape, shape_of, stands_at
+from moebius.lowering.values import add_call, computed_of, erase_new, infer, rank_of, same_shape, shape_of, stands_at
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "logical_not", "and"})
 BY_ELEMENT = ELEMENTWISE | COMPARISONS | {"cast", "where", "masked_fill", "contiguous"}
@@ -55,7 +55,7 @@ def is_projection(call: Call) -> bool:
     """Whether it multiplies the last axis of rows with a matrix."""
     weight = call["weight"] if call.name == "linear" else call["other"]
     rows = call["input"]
-    return isinstance(rows, fx.Node) and isinstance(weight, fx.Node) and len(shape_of(weight) or ()) == 2
+    return isinstance(rows, fx.Node) and isinstance(weight, fx.Node) and rank_of(weight) == 2
 
 
 class Flat:
@@ -155,7 +155,7 @@ class Flat:
             return ((self.pieces(source), keys), {}) if type(keys) is int and not lead else None
         keys = keys if isinstance(keys, tuple) else (keys,)
         before = keys[:-1]
-        rank = len(shape_of(source) or ())
+        rank = rank_of(source)
         key = keys[-1]
         if key is None and not lead:
             if before == (...,) or before == (FULL,) * rank:
@@ -197,13 +197,13 @@ def flatten_rows(work: Work) -> list[Provisional]:
     lines: dict[Any, list[fx.Node]] = {}
     for node in graph.nodes:
         call = read_call(node)
-        if call is not None and call.name in PRODUCTS and len(shape_of(node) or ()) > 2:
+        if call is not None and call.name in PRODUCTS and rank_of(node) > 2:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
     found, missed = list[Provisional](), list[MissedExperts]()
     lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
     storage = Storage(graph) if lines else None
     for nodes in lines.values():
-        own = {node: set(expert_rows(node, len(shape_of(node) or ())) or ()) for node in nodes}
+        own = {node: set(expert_rows(node, rank_of(node)) or ()) for node in nodes}
         alone = {node: rows.pop() for node, rows in own.items() if len(rows) == 1}
         if len(set(alone.values())) < len(alone):  # who has which rows does not say that these are experts
             missed = missed or find_overlooked(graph)

@@ -37,7 +37,7 @@ from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of, tensor_of
 
 FAR = 40  # nodes looked at behind a statement: the forms look at a handful
 Form = Callable[[fx.Node], "tuple[fx.Node, fx.Node] | None"]  # (the result, its core: see Provisional)
@@ -218,14 +218,14 @@ def column_picked(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """A product with the one_hot of a number that the program has, along the last axis, or the sum of that."""
     call = read_call(node)
     if call is not None and call.name == "sum":
-        along = call["dim"] is not None and one_of(call["dim"]) in (-1, len(shape_of(call["input"]) or ()) - 1)
+        along = call["dim"] is not None and one_of(call["dim"]) in (-1, rank_of(call["input"]) - 1)
         call = read_call(call["input"]) if along and not call["keepdim"] and call.args.get("dtype") is None else None
         call = call if call is not None and call.name == "mul" else None
     if call is None or call.op.inplace:
         return None
     left, right = call["input"], call["other"]
     for table, pick in ((left, right), (right, left)) if call.name == "mul" else ((left, right),):
-        number = number_of(one_hot_of(pick)) if len(shape_of(pick) or ()) == 1 else None
+        number = number_of(one_hot_of(pick)) if rank_of(pick) == 1 else None
         if type(number) is int and same_shape((shape_of(table) or ())[-1:], shape_of(pick)):
             made = add_call(node.graph, node, operator.getitem, table, (..., number))
             return made, made
@@ -241,7 +241,7 @@ def number_of(node: Any) -> Any:
 def contraction(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """tensordot over one axis of each."""
     dims = node.kwargs.get("dims", node.args[2] if len(node.args) > 2 else None)
-    ranks = [len(shape_of(operand) or ()) for operand in node.args[:2]]
+    ranks = [rank_of(operand) for operand in node.args[:2]]
     pair = [one_of(dim) for dim in dims] if isinstance(dims, tuple | list) else []
     if len(pair) != 2 or not all(type(dim) is int for dim in pair) or min(ranks, default=0) < 1:
         return None
@@ -257,7 +257,7 @@ def contraction(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def is_matrices(node: Any) -> bool:
-    return isinstance(node, fx.Node) and len(shape_of(node) or ()) == 3
+    return isinstance(node, fx.Node) and rank_of(node) == 3
 
 
 def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -10,7 +10,16 @@ from torch import fx
 from moebius.lowering.experts.routing import EXACT, INDICES, index_root
 from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.values import certain, computed_of, dtype_of, is_floating, same_shape, shape_of, tensor_of
+from moebius.lowering.values import (
+    certain,
+    computed_of,
+    dtype_of,
+    is_floating,
+    rank_of,
+    same_shape,
+    shape_of,
+    tensor_of,
+)
 
 
 def computed_since_the_choice(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -77,7 +86,7 @@ def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
 def rows_of_column(index: Any) -> fx.Node | None:
     """positions [S] of ``positions[:, None].expand(-1, D)``, each the same for all of a row."""
     call = read_call(index)
-    if call is None or len(shape_of(index) or ()) != 2 or call.name not in ("expand", "repeat"):
+    if call is None or rank_of(index) != 2 or call.name not in ("expand", "repeat"):
         return None
     numbers = column_of(call["input"])
     return numbers if same_shape(shape_of(numbers), (shape_of(index) or ())[:1]) else None
@@ -94,7 +103,7 @@ def is_order(node: Any) -> bool:
         return False
     call = read_call(node)
     if call is not None and call.name == "argsort":
-        return not call["descending"] and len(shape_of(node) or ()) == 1
+        return not call["descending"] and rank_of(node) == 1
     return part_of_sort(node, 1)
 
 
@@ -110,4 +119,4 @@ def part_of_sort(node: fx.Node, part: int) -> bool:
     if call is None or call.name != "getitem" or call["index"] != part or not isinstance(call["input"], fx.Node):
         return False
     made = read_call(call["input"])
-    return made is not None and made.name == "sort" and not made["descending"] and len(shape_of(node) or ()) == 1
+    return made is not None and made.name == "sort" and not made["descending"] and rank_of(node) == 1

@@ -34,7 +34,7 @@ from moebius.lowering.experts.routing import (
 from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
 from moebius.lowering.operators import draws, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, tensor_of
+from moebius.lowering.values import rank_of, same_shape, shape_of, tensor_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The steps
@@ -143,7 +143,7 @@ def allowed_routing(claim: Claim) -> Fault | None:
 
 def rows_by_token(claim: Claim) -> Fault | None:
     """Rows are read from x and added to the result at the token: the first axis of the routing index."""
-    rank = claim.reader.rank(claim.index)
+    rank = rank_of(claim.index)
     if rank not in (1, 2):
         return f"the routing index has {rank} axes; the proof knows [tokens] and [tokens, slots]", claim.node
     if claim.selection.axes == (0,) and rank == 2:
@@ -169,7 +169,7 @@ def one_selection(claim: Claim) -> Fault | None:
 
 def tokens_once(claim: Claim) -> Fault | None:
     """Where rows are written back rather than added, each token is selected once: positions of topk differ in a row."""
-    if not claim.sum.once or claim.reader.rank(claim.index) == 1:
+    if not claim.sum.once or rank_of(claim.index) == 1:
         return None
     if distinct(claim.index):
         return None

@@ -11,7 +11,6 @@ from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from moebius.lowering.aliasing import storage_of
@@ -32,7 +31,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.operators import CONTROL, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import set_grad_enabled
-from moebius.lowering.values import add_call, dtype_of, is_floating, shape_of
+from moebius.lowering.values import add_call, is_floating
 
 Rule = Callable[["Reader", Call], "Fact | None"]
 RULES: dict[str, list[Rule]] = {}  # by canonical operator; the first that answers is right
@@ -47,7 +46,7 @@ FILES = (
 READ_OUTSIDE = frozenset(
     {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere",
      "where", "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast",
-     "contiguous", "arange", "clone", "bincount", "tolist", "mul", "and"}
+     "contiguous", "clone", "bincount", "tolist", "mul", "and"}
 )  # fmt: skip
 SIZES = frozenset({"size", "numel"})
 
@@ -142,8 +141,6 @@ class Reader:
         fact = self.read_outside(source)
         if isinstance(fact, HitList):
             return ExpertId(vector=fact.column)
-        if isinstance(fact, Constant) and isinstance(fact.value, range):
-            return ExpertId()
         return Unknown("the rows that the loop runs over are not a list of experts", source)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -284,20 +281,6 @@ class Reader:
             return found
         self.evidence.ungraded.append(node)
         return found
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # What rules ask
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def shape(self, argument: Any) -> tuple | None:
-        return shape_of(argument)
-
-    def rank(self, argument: Any) -> int | None:
-        shape = shape_of(argument)
-        return None if shape is None else len(shape)
-
-    def dtype(self, argument: Any) -> torch.dtype | None:
-        return dtype_of(argument)
 
 
 def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:

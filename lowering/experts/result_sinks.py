@@ -11,7 +11,7 @@ from moebius.lowering.experts.blocks import NoRows, found_rows
 from moebius.lowering.experts.missed_experts import MissedExperts, is_column, is_parameter
 from moebius.lowering.experts.rules_computed import ROW_BY_ROW
 from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.values import shape_of, tensor_of, value_of
+from moebius.lowering.values import rank_of, tensor_of, value_of
 
 INSIDE = ROW_BY_ROW | {"linear", "matmul", "addmm", "chunk", "split", "narrow", "getitem", "reshape", "dropout", "glu",
                        "unbind", "where", "gt", "ge", "lt", "le", "t", "T", "mT", "transpose"}  # fmt: skip
@@ -55,7 +55,7 @@ def rows_behind(end: fx.Node) -> list[fx.Node] | None:
             if call.name not in INSIDE:
                 raise NoRows
             return node.all_input_nodes
-        if len(shape_of(node) or ()) != 2:
+        if rank_of(node) != 2:
             raise NoRows
         rows.append(node)
         return []
@@ -88,4 +88,4 @@ def picks_rows(call: Call) -> bool:
         return made is not None and made.name in ("split", "chunk", "unbind") and made["dim"] == 0
     keys: Any = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
     first = keys[0] if keys else None
-    return (isinstance(first, slice) and first != slice(None)) or len(shape_of(first) or ()) > 0
+    return (isinstance(first, slice) and first != slice(None)) or rank_of(first) > 0

@@ -16,7 +16,7 @@ from torch import fx
 from moebius.lowering.experts.batched import gathered_with, parameter_of, weight_of
 from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
 from moebius.lowering.operators import ELEMENTWISE, Call, behind, read_call
-from moebius.lowering.values import certain, shape_of, tensor_of
+from moebius.lowering.values import certain, rank_of, shape_of, tensor_of
 
 SUMS_OF_ROWS = frozenset({torch.stack})
 VIEWS = frozenset({"cast", "contiguous", "clone", "type_as", "detach", "reshape", "flatten", "unsqueeze", "squeeze"})
@@ -33,7 +33,7 @@ WIDE = 64
 def is_routed_along(place: fx.Node) -> bool:
     """Whether a stack of results is weighted or looked up along its axis of experts."""
     dim = place.kwargs.get("dim", place.args[1] if len(place.args) > 1 else 0)
-    rank = len(shape_of(place) or ())
+    rank = rank_of(place)
     return isinstance(dim, int) and rank > 1 and follow(place, dim % rank) is not None
 
 
@@ -105,7 +105,7 @@ def axis_in_lookup(index: Any, rank: int, axis: int) -> int | bool | None:
 
 def scales(call: Call, node: fx.Node, axis: int) -> bool:
     """Whether an elementwise operator's other operand has the axis, and none of features."""
-    rank = len(shape_of(node) or ())
+    rank = rank_of(node)
     for other in call.node.all_input_nodes:
         shape = shape_of(other)
         if other is node or not shape or len(shape) < rank - axis or other.op == "placeholder":

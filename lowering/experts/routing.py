@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Skip, Test
+from moebius.lowering.experts.facts import HitList, Selection, Skip, Test
 from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.torch_private import same_size, version_of
 from moebius.lowering.values import dtype_of, same_shape, shape_of, tensor_of
@@ -95,15 +95,6 @@ def along_axis(call: Call | None) -> Bounds | None:
     shape = shape_of(call["input"])
     size = shape[call["dim"]] if shape else None
     return (0, size) if isinstance(size, int) else None
-
-
-def iterations_limit(source: Any, fact: Fact | None) -> int | None:
-    """n for a loop over ``range(n)`` (or ``torch.arange(n)``); None for other sources."""
-    if isinstance(source, int):
-        return source
-    if isinstance(fact, Constant) and isinstance(fact.value, range):
-        return fact.value.stop
-    return None
 
 
 def is_skipped(expert: int, skips: list[Skip]) -> bool | None:

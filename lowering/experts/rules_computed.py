@@ -30,7 +30,7 @@ from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_rows import DOTS, FULL, is_bias_of, operands_of, part_of, piece_sizes
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape
+from moebius.lowering.values import dtype_of, rank_of, same_shape, shape_of
 
 REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "var", "softmax"})
 NORMS = frozenset({"layer_norm", "rms_norm"})
@@ -44,7 +44,7 @@ PIECES = frozenset({"chunk", "split", "narrow", "getitem"})
 def pointwise(reader: Reader, call: Call) -> Fact | None:
     """Any other operator that works element by element, on row functions of one selection and plain numbers;
     ``torch.where(h > 0, f(h), g(h))``."""
-    dtype = reader.dtype(call.node)
+    dtype = dtype_of(call.node)
     given = {name: reader.fact(value) for name, value in call.args.items()}
     operands = [given.pop(name) for name in ("condition", "input", "other", "exponent") if name in given]
     rows = [fact for fact in operands if isinstance(fact, RowFunction)]
@@ -54,8 +54,8 @@ def pointwise(reader: Reader, call: Call) -> Fact | None:
     other = RowWeight if call.name in ELEMENTWISE else RowWeight | Rows
     if any(fact.selection != rows[0].selection or isinstance(fact, other) for fact in rows):
         return None
-    tensors = [argument for argument in call.node.all_input_nodes if reader.rank(argument) is not None]
-    if any(not same_shape(reader.shape(argument), reader.shape(call.node)) for argument in tensors):
+    tensors = [argument for argument in call.node.all_input_nodes if shape_of(argument) is not None]
+    if any(not same_shape(shape_of(argument), shape_of(call.node)) for argument in tensors):
         return None
     if not all(isinstance(fact, Constant) for fact in given.values()):
         return None
@@ -66,7 +66,7 @@ def pointwise(reader: Reader, call: Call) -> Fact | None:
 @rule("glu", of=RowFunction)
 def gated_halves(reader: Reader, call: Call, fact: RowFunction) -> Fact | None:
     """The first half times the sigmoid of the second."""
-    shape, dtype = reader.shape(call["input"]), reader.dtype(call.node)
+    shape, dtype = shape_of(call["input"]), dtype_of(call.node)
     if not shape or len(shape) != 2 or call["dim"] not in (-1, 1) or dtype is None:
         return None
     half = shape[1] // 2
@@ -89,13 +89,13 @@ def of_a_row_so_far(reader: Reader, call: Call) -> Fact | None:
 @rule(*ROW_BY_ROW)
 def own_vector(reader: Reader, call: Call) -> Fact | None:
     """An elementwise operator on vectors of the expert and on what is the same in all iterations."""
-    if call.op.inplace or call.name not in ELEMENTWISE | {"cast"} or len(reader.shape(call.node) or ()) != 1:
+    if call.op.inplace or call.name not in ELEMENTWISE | {"cast"} or len(shape_of(call.node) or ()) != 1:
         return None
     if call.node.graph is not reader.body.graph:
         return None
     facts = [reader.facts.get(node) for node in call.node.all_input_nodes]
     own = [fact for fact in facts if is_own_vector(fact)]
-    flat = all(len(reader.shape(node) or ()) < 2 for node in call.node.all_input_nodes)
+    flat = all(len(shape_of(node) or ()) < 2 for node in call.node.all_input_nodes)
     if not own or not flat or not all(is_own_vector(fact) or isinstance(fact, Invariant) for fact in facts):
         return None
     return OwnVector(call.node)
@@ -110,7 +110,7 @@ def row_by_row(reader: Reader, call: Call) -> Fact | None:
     """The first operator that no other rule has a word for: of one projection's rows, and of what is no row."""
     if call.op.inplace or call.name not in ROW_BY_ROW or call.node.graph is not reader.body.graph:
         return None
-    shape, dtype = reader.shape(call.node), reader.dtype(call.node)
+    shape, dtype = shape_of(call.node), dtype_of(call.node)
     rows = [node for node in call.node.all_input_nodes if isinstance(reader.facts.get(node), RowFunction)]
     if shape is None or dtype is None or len(shape) != 2 or not rows:
         return None
@@ -142,7 +142,7 @@ def bases_of(fact: Fact) -> frozenset[Linear | None]:
 
 def aligned(reader: Reader, node: fx.Node, result: tuple) -> bool:
     """Whether row i of the result is made of row i of this operand, or of an operand that has no rows."""
-    fact, shape = reader.facts.get(node), reader.shape(node)
+    fact, shape = reader.facts.get(node), shape_of(node)
     if shape is None:
         return isinstance(fact, Constant)
     if isinstance(fact, RowFunction):
@@ -189,15 +189,15 @@ def each_row(reader: Reader, call: Call) -> Fact | None:
         return None
     if call.name in PIECES:
         return piece(reader, call)
-    shape, dtype = reader.shape(call.node), reader.dtype(call.node)
+    shape, dtype = shape_of(call.node), dtype_of(call.node)
     if shape is None or dtype is None or len(shape) != 2 or not isinstance(facts[0], RowFunction):
         return None
     if call.name in PRODUCTS:
         found = is_product(reader, call)
     elif call.name == "dropout":
-        found = reader.rank(call["input"]) == 2
+        found = rank_of(call["input"]) == 2
     elif call.name == "glu":
-        found = reader.rank(call["input"]) == 2 and call["dim"] in (-1, 1)
+        found = rank_of(call["input"]) == 2 and call["dim"] in (-1, 1)
     else:
         found = all(aligned(reader, node, shape) for node in call.node.all_input_nodes) and along_rows(reader, call)
     return EachRow(facts[0].selection, dtype, call.node) if found else None
@@ -206,21 +206,21 @@ def each_row(reader: Reader, call: Call) -> Fact | None:
 def is_product(reader: Reader, call: Call) -> bool:
     """Rows times a matrix of the expert's own, or one that is the same in all iterations."""
     given, operands = reader.fact(call["input"]), operands_of(reader, call)
-    if not isinstance(given, RowFunction) or isinstance(given, RowWeight) or reader.rank(call["input"]) != 2:
+    if not isinstance(given, RowFunction) or isinstance(given, RowWeight) or rank_of(call["input"]) != 2:
         return False
     if operands is None:
         return False
     weight, axis, bias = operands
     if isinstance(weight, Slice) and len(weight.axes) == 2:
         return bias is None or (isinstance(bias, Slice) and is_bias_of(bias, weight, weight.axes[axis]))
-    shared = isinstance(weight, Invariant) and reader.rank(weight.node) == 2
-    return shared and (bias is None or (isinstance(bias, Invariant) and reader.rank(bias.node) == 1))
+    shared = isinstance(weight, Invariant) and rank_of(weight.node) == 2
+    return shared and (bias is None or (isinstance(bias, Invariant) and rank_of(bias.node) == 1))
 
 
 def piece(reader: Reader, call: Call) -> Fact | None:
     """Columns of rows: ``h.chunk(2, -1)``, ``h[:, :n]``."""
-    fact, shape = reader.fact(call["input"]), reader.shape(call["input"])
-    dtype = reader.dtype(call["input"])
+    fact, shape = reader.fact(call["input"]), shape_of(call["input"])
+    dtype = dtype_of(call["input"])
     if not isinstance(fact, RowFunction) or isinstance(fact, RowWeight) or dtype is None:
         return None
     if not shape or len(shape) != 2 or not isinstance(shape[1], int):

@@ -19,19 +19,19 @@ from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.rules_rows import DOTS, FULL, row_positions
 from moebius.lowering.operators import Call
-from moebius.lowering.values import same_shape
+from moebius.lowering.values import dtype_of, rank_of, same_shape, shape_of
 
 
 @rule("mul")
 def masked_weights(reader: Reader, call: Call) -> Fact | None:
     """``weight * (index == e)``, the mask cast or not."""
     for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
-        weight, mask, dtype = reader.fact(left), reader.fact(right), reader.dtype(left)
+        weight, mask, dtype = reader.fact(left), reader.fact(right), dtype_of(left)
         if not isinstance(weight, Invariant) or not isinstance(mask, Mask) or call.op.inplace or dtype is None:
             continue
-        shape, index = reader.shape(left), reader.shape(mask.index.node)
-        plain = mask.axes == (0, 1) and not mask.keep and dtype.is_floating_point and dtype == reader.dtype(call.node)
-        if plain and same_shape(shape, index) and same_shape(shape, reader.shape(right)):
+        shape, index = shape_of(left), shape_of(mask.index.node)
+        plain = mask.axes == (0, 1) and not mask.keep and dtype.is_floating_point and dtype == dtype_of(call.node)
+        if plain and same_shape(shape, index) and same_shape(shape, shape_of(right)):
             return MaskedWeights(mask.index, weight)
     return None
 
@@ -45,7 +45,7 @@ def gate_of_weights(reader: Reader, call: Call, fact: MaskedWeights) -> Fact | N
     bounds, inside = index_bounds(index), reader.loop.graph
     if bounds is None or bounds[0] != 0 or index.graph is not inside or weight.graph is not inside:
         return None
-    if reader.dtype(index) is not torch.int64:
+    if dtype_of(index) is not torch.int64:
         index = reader.make("long", index)
     one = reader.make(torch.select, reader.make(torch.nn.functional.one_hot, index, bounds[1]), 1, 0)
     zeros = reader.make("type_as", reader.make(torch.zeros_like, one), weight)
@@ -58,13 +58,13 @@ def own_gate(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
     """``gates[:, e]``."""
     key = reader.fact(call["index"])
     own = isinstance(key, Items) and len(key.items) == 2 and key.items[0] in (FULL, DOTS) and key.items[1] == ExpertId()
-    return OwnGate(fact) if own and reader.rank(call["input"]) == 2 else None
+    return OwnGate(fact) if own and rank_of(call["input"]) == 2 else None
 
 
 @rule("getitem", "index_select", of=OwnGate)
 def at_rows(reader: Reader, call: Call, fact: OwnGate) -> Fact | None:
     """What it is for the selected tokens."""
-    at, dtype = row_positions(reader.fact(call["index"])), reader.dtype(call.node)
+    at, dtype = row_positions(reader.fact(call["index"])), dtype_of(call.node)
     if at is None or at.axis != 0 or dtype is None or call.args.get("dim", 0) != 0:
         return None
     return RowWeight(at.selection, dtype, fact.source, (0, "e"), fact.column)

@@ -31,7 +31,7 @@ from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import MISSING, Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import dtype_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import dtype_of, rank_of, same_shape, shape_of, tensor_of
 
 FULL = slice(None)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -39,13 +39,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @rule("one_hot")
 def one_hot(reader: Reader, call: Call) -> Fact | None:
-    index, classes = reader.fact(call["input"]), call["num_classes"]
-    rank, node = reader.rank(call["input"]), call["input"]
+    index, classes, node = reader.fact(call["input"]), call["num_classes"], call["input"]
     if isinstance(index, OneHot) and isinstance(node, fx.Node) and node.graph is reader.loop.graph:
         index = Invariant(("outside", node), node)  # a mask that is taken for an index (NLLB-MoE)
-    if not isinstance(index, Invariant) or not isinstance(classes, int) or rank is None:
+    if not isinstance(index, Invariant) or not isinstance(classes, int) or shape_of(node) is None:
         return None
-    return OneHot(index, classes, (*range(rank), "e"))
+    return OneHot(index, classes, (*range(rank_of(node)), "e"))
 
 
 @rule("permute", "transpose", "t", "T", "mT", of=OneHot | Mask)
@@ -57,7 +56,7 @@ def permute(reader: Reader, call: Call, fact: OneHot | Mask) -> Fact | None:
 @rule("cast", "contiguous", "clone")
 def same_numbers(reader: Reader, call: Call) -> Fact | None:
     """A cast keeps what is zero and what is not; of an expert's number, only integer casts are followed."""
-    fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
+    fact, dtype = reader.fact(call["input"]), dtype_of(call.node)
     boolean = dtype is torch.bool
     match fact:
         case OneHot() | Mask():
@@ -85,7 +84,7 @@ def count(reader: Reader, call: Call) -> Fact | None:
     if call["keepdim"] is not False or call.args.get("dtype") not in (None, torch.int64, torch.int32):
         return None
     if isinstance(fact, Mask) and call.name == "sum" and dims is None:
-        return RowCount(selected(fact)) if reader.dtype(call.node) in (torch.int64, torch.int32) else None
+        return RowCount(selected(fact)) if dtype_of(call.node) in (torch.int64, torch.int32) else None
     if not isinstance(fact, OneHot):
         return None
     dims = (dims,) if isinstance(dims, int) else dims
@@ -127,7 +126,7 @@ def compare(reader: Reader, call: Call) -> Fact | None:
 def selected(mask: Mask) -> Selection:
     """The positions where the mask holds. Of tokens that have an expert once at most: as positions of their slots."""
     axes = mask.axes
-    if axes == (0,) and len(shape_of(mask.index.node) or ()) == 2 and distinct(mask.index.node):
+    if axes == (0,) and rank_of(mask.index.node) == 2 and distinct(mask.index.node):
         axes = (0, 1)
     return Selection(mask.index, axes, mask.classes, mask.keep)
 
@@ -139,12 +138,12 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
         fact, keep = reader.fact(left), reader.fact(right)
         if not isinstance(fact, OneHot) or not isinstance(keep, Invariant) or call.op.inplace or fact.classes < 0:
             continue
-        shape, rank = reader.shape(left), len(fact.axes)
-        if fact.axes != (*range(rank - 1), "e") or reader.dtype(right) is not torch.bool:
+        shape, rank = shape_of(left), len(fact.axes)
+        if fact.axes != (*range(rank - 1), "e") or dtype_of(right) is not torch.bool:
             continue
         if keep.node.graph is not reader.loop.graph or fact.index.node.graph is not reader.loop.graph:
             continue
-        if not same_shape(shape, reader.shape(right)) or reader.dtype(call.node) not in (*INTEGERS, torch.bool):
+        if not same_shape(shape, shape_of(right)) or dtype_of(call.node) not in (*INTEGERS, torch.bool):
             continue
         index = fact.index.node
         before = index_root(index).meta.get(DROPPED)
@@ -172,7 +171,7 @@ def keeps_some(keep: Any, mask: Any) -> bool:
 @rule("reshape", "flatten", of=OneHot)
 def rows_of_one_hot(reader: Reader, call: Call, fact: OneHot) -> Fact | None:
     """``one_hot.view(-1, 1, E)``: the one_hot of the index in that shape."""
-    shape, before = reader.shape(call.node), reader.shape(call["input"])
+    shape, before = shape_of(call.node), shape_of(call["input"])
     if shape is None or before is None or len(shape) < 2 or fact.classes < 0:
         return None
     rank = len(fact.axes)
@@ -202,9 +201,9 @@ def drop_slots(reader: Reader, call: Call) -> Fact | None:
         mask, keep = reader.fact(left), reader.fact(right)
         if not isinstance(mask, Mask) or not isinstance(keep, Invariant) or call.op.inplace:
             continue
-        plain = mask.boolean and mask.axes == tuple(range(len(mask.axes))) and reader.dtype(right) is torch.bool
-        shape = reader.shape(left)
-        if plain and same_shape(shape, reader.shape(right)) and same_shape(shape, reader.shape(mask.index.node)):
+        plain = mask.boolean and mask.axes == tuple(range(len(mask.axes))) and dtype_of(right) is torch.bool
+        shape = shape_of(left)
+        if plain and same_shape(shape, shape_of(right)) and same_shape(shape, shape_of(mask.index.node)):
             return replace(mask, keep=mask.keep | {keep})
     return None
 
@@ -258,7 +257,7 @@ def unique(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
 @rule("bincount", of=Invariant)
 def bincount(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
     """How often each expert occurs; which axes the index has does not matter."""
-    shape = reader.shape(call.node)
+    shape = shape_of(call.node)
     if call["weights"] is not None or shape is None or not isinstance(shape[0], int):
         return None
     root = index_root(fact.node)
@@ -283,21 +282,13 @@ def count_of_the_expert(reader: Reader, call: Call, fact: Counts) -> Fact | None
     return Test("empty", whole.selection, negated=True) if fact.boolean else whole
 
 
-@rule("arange")
-def arange(reader: Reader, call: Call) -> Fact | None:
-    bounds = call["bounds"]
-    if len(bounds) == 1 and isinstance(bounds[0], int):
-        return Constant(range(bounds[0]))
-    return None
-
-
 @rule("full")
 def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
     """A row of a list of hits, where the iterations were taken by number."""
     size = call["size"]
     if not isinstance(reader.fact(call["fill_value"]), ExpertId):
         return None
-    if reader.dtype(call.node) not in (torch.int64, torch.int32):
+    if dtype_of(call.node) not in (torch.int64, torch.int32):
         return None
     return ExpertId(vector=len(size) == 1) if tuple(size) in ((), (1,)) else None
 
@@ -305,15 +296,15 @@ def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
 @rule("squeeze", "flatten", "reshape")
 def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
     """Views that only take axes of size one away."""
-    fact, rank = reader.fact(call["input"]), reader.rank(call.node)
+    fact = reader.fact(call["input"])
     match fact:
-        case ExpertId(vector=True) if rank == 0:
+        case ExpertId(vector=True) if shape_of(call.node) == ():
             return ExpertId()
-        case HitList(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
+        case HitList(column=True) if rank_of(call.node) == 1 and not (call.name == "squeeze" and call["dim"] is None):
             return HitList(fact.index, fact.classes, column=False)
         case Mask() if call.name == "squeeze" and isinstance(call["dim"], int):
             if fact.axes[call["dim"]] != "1":
-                return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
+                return fact if same_shape(shape_of(call["input"]), shape_of(call.node)) else None
             axes = list(fact.axes)
             del axes[call["dim"]]
             return replace(fact, axes=tuple(axes))
@@ -356,7 +347,7 @@ def getitem(reader: Reader, call: Call) -> Fact | None:
 
 
 def is_column(reader: Reader, argument: Any) -> bool:
-    shape = reader.shape(argument)
+    shape = shape_of(argument)
     return shape is not None and len(shape) == 2 and sized_one(shape[1])
 
 
@@ -402,7 +393,7 @@ def columns_apart(reader: Reader, call: Call, fact: Selection) -> Fact | None:
 @rule("unsqueeze", "squeeze", "reshape", "flatten", "select", "getitem", of=Coordinate | RowWeight | OwnGate)
 def column_or_vector(reader: Reader, call: Call, fact: Coordinate | RowWeight | OwnGate) -> Fact | None:
     """One number a row, as a column [S, 1] or as a vector [S]: ``w[:, None]``, ``token.view(-1)``, ``gate[..., 0]``."""
-    before, after = reader.shape(call["input"]), reader.shape(call.node)
+    before, after = shape_of(call["input"]), shape_of(call.node)
     if before is None or after is None:
         return None
     if len(call.node.all_input_nodes) > 1 and call.name != "reshape":

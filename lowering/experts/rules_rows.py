@@ -38,7 +38,7 @@ from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.experts.views import moved
 from moebius.lowering.operators import Call, draws, read_call, target_name
-from moebius.lowering.values import same_shape, tensor_of, value_of
+from moebius.lowering.values import dtype_of, rank_of, same_shape, shape_of, tensor_of, value_of
 
 FULL = Constant(slice(None))
 NONE = Constant(None)
@@ -60,7 +60,7 @@ def part_of_unbound(reader: Reader, call: Call, source: Invariant) -> Fact | Non
     made = read_call(source.node) if reader.fact(call["index"]) == ExpertId() else None
     if made is None or made.name not in ("unbind", "chunk", "split") or not isinstance(made["input"], fx.Node):
         return None
-    whole, shape = made["input"], reader.shape(made["input"])
+    whole, shape = made["input"], shape_of(made["input"])
     piece = expert_slice(reader, whole, Invariant(("outside", whole), whole))
     if piece is None or shape is None or made["dim"] not in (0, -len(shape)):
         return None
@@ -73,7 +73,7 @@ def part_of_unbound(reader: Reader, call: Call, source: Invariant) -> Fact | Non
 
 def expert_slice(reader: Reader, whole: fx.Node, source: Invariant) -> Slice | None:
     """One expert's part of a tensor of all experts' weights, which is ``source``."""
-    shape, dtype = reader.shape(whole), reader.dtype(whole)
+    shape, dtype = shape_of(whole), dtype_of(whole)
     if shape is None or len(shape) not in (2, 3) or dtype is None or not all(isinstance(size, int) for size in shape):
         return None
     return Slice(source, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
@@ -89,8 +89,8 @@ def lookup(reader: Reader, call: Call, source: Invariant) -> Fact | None:
     """``x[token]``, ``weight[token, slot, None]``, ``scores[token, e]``, ``w[e]``."""
     key = reader.fact(call["index"])
     keys = list(key.items) if isinstance(key, Items) else [key]
-    rank, dtype = reader.rank(call["input"]), reader.dtype(call["input"])
-    if rank is None or dtype is None:
+    rank, dtype = rank_of(call["input"]), dtype_of(call["input"])
+    if dtype is None:
         return None
     column = len(keys) == rank + 1 and keys[-1] == NONE
     if column:
@@ -132,7 +132,7 @@ def lower_rows(reader: Reader, call: Call, fact: Raised) -> Fact | None:
     """``x[None, token].reshape(-1, D)``."""
     if call.name == "getitem" and reader.fact(call["index"]) != Constant(0):
         return None
-    before, after = reader.shape(call["input"]), reader.shape(call.node)
+    before, after = shape_of(call["input"]), shape_of(call.node)
     return fact.rows if before and same_shape(before[1:], after) else None
 
 
@@ -163,10 +163,10 @@ def is_position(key: Fact) -> TypeGuard[Constant]:
 
 @rule("index_select", of=Invariant)
 def index_select(reader: Reader, call: Call, source: Invariant) -> Fact | None:
-    index, rank, dtype = reader.fact(call["index"]), reader.rank(call["input"]), reader.dtype(call["input"])
-    if call["dim"] != 0 or rank is None or dtype is None or not isinstance(index, Coordinate):
+    index, dtype = reader.fact(call["index"]), dtype_of(call["input"])
+    if call["dim"] != 0 or dtype is None or not isinstance(index, Coordinate):
         return None
-    return positions_lookup(source, [index], rank, dtype, False)
+    return positions_lookup(source, [index], rank_of(call["input"]), dtype, False)
 
 
 @rule("gather", of=Rows)
@@ -194,8 +194,8 @@ def iteration_slice(reader: Reader, call: Call, fact: Slice) -> Fact | None:
 @rule("cast", "type_as")
 def cast(reader: Reader, call: Call) -> Fact | None:
     """Casts of lookups and slices move onto what they look up; a cast that changes no dtype is nothing."""
-    fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
-    before = reader.dtype(call["input"])
+    fact, dtype = reader.fact(call["input"]), dtype_of(call.node)
+    before = dtype_of(call["input"])
     if dtype is None or before is None:
         return None
     if isinstance(fact, Slice) and dtype != before and dtype.is_floating_point:
@@ -269,7 +269,7 @@ def same_value(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | 
     """Views that keep the shape, copies, and dropout that is switched off."""
     if draws(call.node) if call.name == "dropout" else call.op.inplace:
         return None
-    return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
+    return fact if same_shape(shape_of(call["input"]), shape_of(call.node)) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def same_value(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | 
 
 @rule("chunk", "split", of=RowFunction | Slice)
 def pieces(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
-    shape, dim = reader.shape(call["input"]) or (), call["dim"]
+    shape, dim = shape_of(call["input"]) or (), call["dim"]
     if not shape or not isinstance(shape[-1], int) or not isinstance(dim, int):
         return None
     axis = dim % len(shape)
@@ -310,7 +310,7 @@ def piece_sizes(call: Call, width: int) -> list[int] | None:
 @rule("getitem", of=RowFunction | Slice)
 def sliced(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
     """``h[..., ::2]``, ``h[:, :n]``, ``w[e][n:]``."""
-    key, shape = reader.fact(call["index"]), reader.shape(call["input"])
+    key, shape = reader.fact(call["index"]), shape_of(call["input"])
     if shape is None:
         return None
     keys = list(key.items) if isinstance(key, Items) else [key]
@@ -334,8 +334,8 @@ def sliced(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None
 
 @rule("narrow", of=RowFunction | Slice)
 def narrow(reader: Reader, call: Call, fact: RowFunction | Slice) -> Fact | None:
-    rank, numbers = reader.rank(call["input"]), (call["dim"], call["start"], call["length"])
-    if rank is None or not all(isinstance(n, int) for n in numbers):
+    rank, numbers = rank_of(call["input"]), (call["dim"], call["start"], call["length"])
+    if not rank or not all(isinstance(n, int) for n in numbers):
         return None
     dim, start, length = numbers
     if start < 0 or (isinstance(fact, RowFunction) and dim % rank != rank - 1):
@@ -395,7 +395,7 @@ def operands_of(reader: Reader, call: Call) -> tuple[Fact, int, Fact | None] | N
 
 @rule("linear", "matmul", "addmm", of=RowFunction)
 def linear(reader: Reader, call: Call, rows: RowFunction) -> Fact | None:
-    dtype, operands = reader.dtype(call.node), operands_of(reader, call)
+    dtype, operands = dtype_of(call.node), operands_of(reader, call)
     if operands is None or dtype is None or isinstance(rows, RowWeight):
         return None
     weight, axis, bias = operands
@@ -415,7 +415,7 @@ def linear(reader: Reader, call: Call, rows: RowFunction) -> Fact | None:
 
 @rule("mul", "div")
 def multiply(reader: Reader, call: Call) -> Fact | None:
-    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), reader.dtype(call.node)
+    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), dtype_of(call.node)
     if dtype is None or (call.name == "div" and call["rounding_mode"] is not None):
         return None
     if isinstance(left, Constant) and call.name == "mul":
@@ -433,7 +433,7 @@ def multiply(reader: Reader, call: Call) -> Fact | None:
     if not (stretches(left) and stretches(right)):
         return None
     single = isinstance(left, RowWeight) or isinstance(right, RowWeight)
-    if not single and not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
+    if not single and not same_shape(shape_of(call["input"]), shape_of(call["other"])):
         return None
     b = as_product(right)
     factors = tuple(sorted(a.factors + b.factors, key=repr))
@@ -448,7 +448,7 @@ def stretches(fact: RowFunction) -> bool:
 @rule("add")
 def add_bias(reader: Reader, call: Call) -> Fact | None:
     """``x @ w[e] + b[e]``."""
-    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), reader.dtype(call.node)
+    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), dtype_of(call.node)
     if isinstance(left, Slice):
         left, right = right, left
     if not isinstance(left, Linear) or left.bias is not None or not isinstance(right, Slice) or len(right.axes) != 1:
@@ -476,7 +476,7 @@ def accumulate(reader: Reader, call: Call, state: State) -> Fact | None:
     position, rows = accumulation_parts(reader, call)
     if not isinstance(position, Coordinate) or rows is None:
         return None
-    own, given = reader.dtype(call["input"]), reader.dtype(call[ADDED[call.name]])
+    own, given = dtype_of(call["input"]), dtype_of(call[ADDED[call.name]])
     if own != given and not call.node.meta.get(OURS):  # (no kernel promotes here, and fake tensors do not say so)
         return Unknown(f"{target_name(call.node)} adds rows of {given} to a sum of {own}, which raises", call.node)
     return Accumulated(state, position, rows, call.node)
@@ -492,12 +492,12 @@ def rows_of_the_sum(reader: Reader, call: Call, state: State) -> Fact | None:
 @rule("add", of=StateRows)
 def add_to_the_sums_rows(reader: Reader, call: Call, copied: StateRows) -> Fact | None:
     """``out[token] + rows``, into the copy or not."""
-    rows, own, given = reader.fact(call["other"]), reader.dtype(call["input"]), reader.dtype(call["other"])
+    rows, own, given = reader.fact(call["other"]), dtype_of(call["input"]), dtype_of(call["other"])
     if copied.rows is not None or call["alpha"] != 1:
         return None
-    if own is None or given is None or own != reader.dtype(call.node):
+    if own is None or given is None or own != dtype_of(call.node):
         return None
-    if not isinstance(rows, RowFunction) or not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
+    if not isinstance(rows, RowFunction) or not same_shape(shape_of(call["input"]), shape_of(call["other"])):
         return None
     if given != own and not isinstance(rows, EachRow):  # autocast's rows, which are added to a wider sum
         wider = of_dtype(rows, given, own) if holds(own, given) else None
@@ -519,7 +519,7 @@ def write_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
 
 def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | None]:
     if call.name == "index_add":
-        if call["dim"] not in (0, -2) or (call["dim"] == -2 and reader.rank(call["input"]) != 2):
+        if call["dim"] not in (0, -2) or (call["dim"] == -2 and rank_of(call["input"]) != 2):
             return None, None
         return plain(reader.fact(call["index"])), scaled(reader.fact(call["source"]), call["alpha"])
     if call.name == "index_put":
@@ -528,7 +528,7 @@ def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | 
             return None, None
         return plain(indices.items[0]), reader.fact(call["values"])
     index = reader.fact(call["index"])  # token[:, None].expand(-1, D)
-    whole = same_shape(reader.shape(call["index"]), reader.shape(call["src"]))
+    whole = same_shape(shape_of(call["index"]), shape_of(call["src"]))
     if call["dim"] != 0 or not whole or not isinstance(index, Coordinate) or not index.column:
         return None, None
     return Coordinate(index.selection, index.axis), reader.fact(call["src"])
@@ -551,6 +551,6 @@ def plain(fact: Fact) -> Fact | None:
 def widen(reader: Reader, call: Call, fact: Coordinate) -> Fact | None:
     """A column of positions repeated along the columns says the same; as a copy, ``token.view(-1, 1).repeat(1, D)``,
     too."""
-    shape = reader.shape(call.node) or ()
-    whole = call.name == "expand" or same_shape((reader.shape(call["input"]) or ())[:1], shape[:1])
+    shape = shape_of(call.node) or ()
+    whole = call.name == "expand" or same_shape((shape_of(call["input"]) or ())[:1], shape[:1])
     return fact if fact.column and len(shape) == 2 and whole else None

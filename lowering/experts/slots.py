@@ -39,7 +39,7 @@ from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.experts.views import column_of, moved, sized_one
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import add_call, computed_of, infer, rank_of, same_shape, shape_of, stands_at, tensor_of
 
 
 @dataclass
@@ -111,7 +111,7 @@ def slot_rows(x: fx.Node) -> Rows | None:
         repeats = call["repeats"]
         return Rows(call["input"], None, repeats) if type(repeats) is int and call["dim"] in (0, -2) else None
     found = lookup(call)
-    if found is None or len(shape_of(found[0]) or ()) != 2:
+    if found is None or rank_of(found[0]) != 2:
         return None
     table, place = found
     inner = read_call(table)
@@ -209,7 +209,7 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
             if not same_size(sizes[1], rows.k) or not same_size(sizes[2], shape[1]):
                 return None
             apart, shape = True, sizes
-        elif call.name == "sum" and apart and len(shape_of(now) or ()) == 3 and not call["keepdim"]:
+        elif call.name == "sum" and apart and rank_of(now) == 3 and not call["keepdim"]:
             along = call["dim"] in (1, -2, (1,), [1]) and call["dtype"] is None
             return found if along and of_one_type(found, node) else None
         else:
@@ -236,7 +236,7 @@ def added_to_tokens(call: Call, results: fx.Node, rows: Rows, found: Sum, storag
         return False
     found.token, found.base = index, None if zeros.name == "zeros" else base
     found.written = base if call.op.inplace else None
-    whole = len(shape_of(values) or ()) == 2 and same_shape((shape_of(values) or ())[:1], shape_of(index))
+    whole = rank_of(values) == 2 and same_shape((shape_of(values) or ())[:1], shape_of(index))
     return whole and same_shape(shape_of(total), shape_of(rows.x))
 
 
@@ -267,7 +267,7 @@ def of_one_type(found: Sum, node: fx.Node) -> bool:
 def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | None:
     """The weights of the slots in their own order: of ``w[order].unsqueeze(-1)`` [S, 1], or [T, K, 1] (k)."""
     call = read_call(other)
-    rank = len(shape_of(other) or ()) if isinstance(other, fx.Node) else 0
+    rank = rank_of(other) if isinstance(other, fx.Node) else 0
     if call is None or rank != (2 if k is None else 3) or not same_size((shape_of(other) or (0,))[-1], 1):
         return None
     if k is None:
@@ -276,7 +276,7 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
         part = None if found is None else lookup(found)
         if order is None or part is None:
             return weights if order is None else None
-        return part[0] if part[1] is order and len(shape_of(part[0]) or ()) == 1 else None
+        return part[0] if part[1] is order and rank_of(part[0]) == 1 else None
     added = moved(call, (0, 1)) == (0, 1, None)
     return call["input"] if added and same_size((shape_of(call["input"]) or (0, 0))[1], k) else None
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from moebius.lowering.experts.views import FULL, einsum_of
 from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, draws, read_call
-from moebius.lowering.values import add_call, certain, shape_of, tensor_of
+from moebius.lowering.values import add_call, certain, rank_of, tensor_of
 
 VMAP = "torch._functorch.vmap.vmap_impl"
 ROW_BY_ROW = ELEMENTWISE | {"cast", "type_as", "contiguous", "clone", "where", "dropout", "masked_fill"} | {
@@ -82,7 +82,7 @@ class Written:
             raise NotBatched
         for place, (outer, dim) in zip(places, operands, strict=True):
             moved = outer if dim is None else self.turned(outer, dim, 0)
-            self.values[place] = Mapped(moved, dim is not None, len(shape_of(outer) or ()) - (dim is not None))
+            self.values[place] = Mapped(moved, dim is not None, rank_of(outer) - (dim is not None))
         for node in self.body.nodes:
             if node.op == "output":
                 results: Any = node.args[0]
@@ -96,7 +96,7 @@ class Written:
     def written(self, node: fx.Node) -> Mapped:
         call = read_call(node)
         inputs = node.all_input_nodes
-        rank = len(shape_of(node) or ())
+        rank = rank_of(node)
         if node.op not in ("call_function", "call_method") or (call is not None and call.op.inplace):
             raise NotBatched
         if not any(self.values[one].mapped for one in inputs):
@@ -117,7 +117,7 @@ class Written:
 
     def turned(self, node: fx.Node, dim: int, to: int) -> fx.Node:
         """The tensor with one axis at another place."""
-        rank = len(shape_of(node) or ())
+        rank = rank_of(node)
         order = [axis for axis in range(rank) if axis != dim % rank]
         order.insert(to % rank, dim % rank)
         return node if order == sorted(order) else self.call(torch.permute, node, tuple(order))

@@ -13,7 +13,7 @@ from torch import fx
 
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of, value_of
+from moebius.lowering.values import rank_of, same_shape, shape_of, value_of
 
 FULL = slice(None)
 Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
@@ -101,7 +101,7 @@ def column_of(node: Any) -> fx.Node | None:
     """The vector that ``unsqueeze(-1)``, ``[:, None]`` or ``view(-1, 1)`` made a column of."""
     call, shape = read_call(node), shape_of(node) or ()
     source = call.args.get("input") if call is not None else None
-    if call is None or len(shape_of(source) or ()) != 1 or len(shape) != 2 or not sized_one(shape[1]):
+    if call is None or rank_of(source) != 1 or len(shape) != 2 or not sized_one(shape[1]):
         return None
     return source if call.name == "reshape" or moved(call, (0,)) == (0, None) else None
 
@@ -135,7 +135,7 @@ def equation_of(node: fx.Node) -> Equation | None:
     if len(given) != 2 or not all(isinstance(argument, fx.Node) for argument in given):
         return None
     left, right = given
-    ranks = [len(shape_of(argument) or ()) for argument in (left, right)]
+    ranks = [rank_of(argument) for argument in (left, right)]
     if min(ranks) < 2:
         return None
     letters = iter(string.ascii_letters)
@@ -205,7 +205,7 @@ def same_value(node: Any, through: frozenset[str] = SAME_STORAGE) -> Any:
     if not isinstance(node, fx.Node):
         return type(node), node
     call = read_call(node)
-    if call is None or call.op.inplace or call.name not in through or len(shape_of(node) or ()) == 0:
+    if call is None or call.op.inplace or call.name not in through or rank_of(node) == 0:
         return node
     others = [argument for argument in node.all_input_nodes if argument is not call["input"]]
     if through is SAME_STORAGE and any(shape_of(argument) is not None for argument in others):

@@ -29,6 +29,7 @@ from moebius.lowering.values import (
     dtype_of,
     infer,
     put_before,
+    rank_of,
     shape_of,
     stands_at,
     tensor_of,
@@ -319,7 +320,7 @@ def routing(claim: Claim, writer: Writer) -> tuple[fx.Node, fx.Node]:
     guard_routing(claim, writer, index)
     for mask in sorted(claim.selection.keep, key=repr):
         running = writer.call(torch.where, writer.invariant(mask), running, claim.experts)
-    if len(shape_of(index) or ()) == 1:
+    if rank_of(index) == 1:
         index = writer.call(torch.unsqueeze, index, 1)
         running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
     return index, running
@@ -330,7 +331,7 @@ def routing_scale(claim: Fused, writer: Writer, index: fx.Node, x: fx.Node) -> f
     scale: fx.Node | None = None
     for weight in claim.weights:
         factor = writer.weight(weight, index)
-        if len(shape_of(factor) or ()) == 1:
+        if rank_of(factor) == 1:
             factor = writer.call(torch.unsqueeze, factor, 1)
         scale = factor if scale is None else writer.call(torch.mul, scale, factor)
     if claim.coefficient == 1.0:

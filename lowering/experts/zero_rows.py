@@ -19,7 +19,7 @@ from moebius.lowering.experts.views import indexed
 from moebius.lowering.experts.zeros import Zeros
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import apply, same_shape, shape_of, tensor_of
+from moebius.lowering.values import apply, rank_of, same_shape, shape_of, tensor_of
 
 VIEWS = frozenset(
     {"transpose", "permute", "t", "T", "mT", "unsqueeze", "reshape", "getitem", "flatten", "contiguous", "cast"}
@@ -57,18 +57,14 @@ def gates_behind(factor: fx.Node, storage: Storage, end: fx.Node) -> Gates | Non
     views: list[fx.Node] = []
     node = factor
     while (call := read_call(node)) is not None and call.name in VIEWS and isinstance(call["input"], fx.Node):
-        if call.name == "getitem" and indexed(call["index"], (None,) * rank(call["input"])) is None:
+        if call.name == "getitem" and indexed(call["index"], (None,) * rank_of(call["input"])) is None:
             break
         views += [node] if call.name != "cast" else []
         node = call["input"]
-    index = Zeros(storage, end).index_of(node) if rank(node) == 2 else None
+    index = Zeros(storage, end).index_of(node) if rank_of(node) == 2 else None
     if index is None or storage.writer_into((index, *views), end) is not None:
         return None
     return Gates(index, node, views[::-1])
-
-
-def rank(node: fx.Node) -> int:
-    return len(shape_of(node) or ())
 
 
 def zero_at_zero(body: fx.Graph, rows: fx.Node, result: fx.Node) -> bool:
@@ -109,4 +105,4 @@ def is_weight(node: fx.Node) -> bool:
     call = read_call(node)
     if call is None or call.name != "getitem" or not isinstance(call["index"], fx.Node):
         return False
-    return call["index"].op == "placeholder" and same_size(rank(call["input"]), 3)
+    return call["index"].op == "placeholder" and same_size(rank_of(call["input"]), 3)

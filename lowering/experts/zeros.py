@@ -22,7 +22,7 @@ from torch.nn import functional
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.views import equation_of
 from moebius.lowering.operators import Call, read_call
-from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of, tensor_of
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "and", "logical_not"})
 KEEPS = frozenset({"cast", "contiguous", "clone", "neg", "detach"})  # what is 0 (or false) stays so
@@ -41,13 +41,13 @@ class Zeros:
 
     def index_of(self, node: Any) -> fx.Node | None:
         """index, where the tensor [T, E] is 0 (or false) at [t, e] unless index[t] names e."""
-        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
+        if not isinstance(node, fx.Node) or rank_of(node) < 2:
             return None
         found = self.compared(node) if self.masks else self.scattered(node, 0.0)
         call = self.unwritten(node)
         if found is not None or call is None:
             return found if found is not None or self.masks else self.added_up(node)
-        last = (-1, len(shape_of(node) or ()) - 1)
+        last = (-1, rank_of(node) - 1)
         match call.name:
             case "reshape" | "flatten" if is_one_under_another(call):
                 index = self.index_of(call["input"])
@@ -78,7 +78,7 @@ class Zeros:
 
     def lowest(self, node: Any) -> fx.Node | None:
         """index, where the tensor is -inf unless index[t] names e."""
-        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
+        if not isinstance(node, fx.Node) or rank_of(node) < 2:
             return None
         found = None if self.masks else self.scattered(node, -math.inf)
         call = self.unwritten(node)
@@ -146,7 +146,7 @@ class Zeros:
         """index [T] as [T, 1]."""
         if not isinstance(index, fx.Node) or not shape_of(index):
             return None
-        one = len(shape_of(index) or ()) == 1
+        one = rank_of(index) == 1
         return self.made(torch.reshape, index, (-1, 1)) if one else self.made(torch.unsqueeze, index, -1)
 
     def made(self, target: Any, *args: Any) -> fx.Node:
@@ -165,9 +165,9 @@ class Zeros:
     def scattered(self, node: fx.Node, base: float) -> fx.Node | None:
         """index of ``full(base).scatter(1, index, anything)``."""
         made = scatter_into(base, node, self.end, self.storage, ("scatter", "scatter_add"))
-        rank = len(shape_of(node) or ())
+        rank = rank_of(node)
         index = made["index"] if made is not None and made["dim"] in (rank - 1, -1) else None
-        return index if isinstance(index, fx.Node) and len(shape_of(index) or ()) == rank else None
+        return index if isinstance(index, fx.Node) and rank_of(index) == rank else None
 
 
 def one_of(dims: Any) -> Any:
