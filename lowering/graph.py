@@ -82,14 +82,12 @@ class CapturedGraph:
     file, line: where the captured frame (or its part after a graph break) begins.
     fault: the error of ours because of which it runs as it was captured, if there was one.
     cold_seconds: wall time from the call's start until this graph could run; times: what of it went where.
-    example_inputs: the fake values of the placeholders, in order.
     """
 
     gm: fx.GraphModule
     file: str
     line: int
     cold_seconds: float = 0.0
-    example_inputs: tuple = ()
     name: str = "graph"
     fault: str | None = None
     times: dict[str, float] = field(default_factory=dict)

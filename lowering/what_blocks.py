@@ -333,4 +333,4 @@ def part_of(captured: CapturedGraph, function: Function) -> CapturedGraph:
         copies[node] = copy_node(graph, node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in part if any(user not in part for user in node.users)))
     gm = fx.GraphModule(captured.gm, graph)
-    return replace(captured, gm=gm, example_inputs=())
+    return replace(captured, gm=gm)

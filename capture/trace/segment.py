@@ -386,13 +386,12 @@ def make_graph(
     for place, memory in memory_of([tensor for _, tensor in real]).items():
         real[place][0].meta["memory"] = memory
     code = shown_code(attempt.request.function)
-    examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     first = next(
         (n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")),
         None,
     )
     file, line, _ = (first and attempt_root(gm, code)) or (code.co_filename, code.co_firstlineno, "")
-    captured = CapturedGraph(gm, file, line, time.perf_counter() - started, examples, code.co_qualname)
+    captured = CapturedGraph(gm, file, line, time.perf_counter() - started, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
         whole_step = options.backend not in OWN and attempt.assumptions.whole_step

@@ -29,7 +29,6 @@ VIEWS = frozenset({"unsqueeze", "getitem", "expand", "reshape"})
 class Link:
     """``torch.where(condition, rows, before)``."""
 
-    node: fx.Node
     condition: fx.Node
     rows: fx.Node
     before: fx.Node
@@ -49,7 +48,7 @@ def link_of(node: fx.Node) -> Link | None:
         return None
     column = mask.dim() == made.dim() > 1 and same_size(mask.shape[-1], 1)
     whole = same_shape(shape_of(node), shape_of(rows)) and same_shape(shape_of(node), shape_of(before))
-    return Link(node, condition, rows, before) if column and whole and made.dtype == a.dtype == b.dtype else None
+    return Link(condition, rows, before) if column and whole and made.dtype == a.dtype == b.dtype else None
 
 
 def choices(graph: fx.Graph) -> list[DenseSum]:

@@ -400,14 +400,12 @@ class Skip:
 class Evidence:
     """What reading the loop gave. The steps of the proof judge it.
 
-    row: what the rows of the source are. sums: accumulations into what the iterations change. writes: other in-place
-    writes.
+    sums: accumulations into what the iterations change. writes: other in-place writes.
     readbacks: operators that read what earlier iterations wrote. strangers: operators that no table knows. ungraded:
     operators that run with gradients switched otherwise than at the loop. results: facts of the new carried values, in
     order. routing: nodes outside whose values were read as routing facts, with those facts.
     """
 
-    row: Fact = field(default_factory=Unknown)
     sums: list[Accumulated] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     writes: list[Unknown] = field(default_factory=list)

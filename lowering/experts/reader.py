@@ -107,7 +107,7 @@ class Reader:
     def enter(self) -> None:
         """Facts of the body's placeholders."""
         row, *others = self.placeholders
-        self.evidence.row = self.facts[row] = self.source_row(self.call["source"])
+        self.facts[row] = self.source_row(self.call["source"])
         written, touched = self.written_placeholders()
         carried = len(self.call["carried"])
         for position, (placeholder, outer) in enumerate(zip(others, call_operands(self.call)[1:], strict=True)):

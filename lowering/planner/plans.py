@@ -9,7 +9,6 @@ from moebius.lowering.planner.routing import Routing
 from moebius.lowering.planner.shapes import ModelShape
 
 SHARDS = ("none", "optimizer", "all")
-LEVELS = ("rank", "node", "slot")
 SAVES = ("default", "fp8", "recompute", "layers")
 MOST = 1 << 30  # sequences of a step, tokens of one
 WEIGHTS = {"fp32": 4, "bf16": 2}

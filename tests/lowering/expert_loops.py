@@ -199,7 +199,7 @@ def captured(function, *inputs, dynamic=()):
     for placeholder, name in zip(graph.find_nodes(op="placeholder"), names, strict=True):
         placeholder.meta["source"] = f"L[{name!r}]"
     code = function.__code__
-    return CapturedGraph(gm, code.co_filename, code.co_firstlineno, example_inputs=tuple(fakes))
+    return CapturedGraph(gm, code.co_filename, code.co_firstlineno)
 
 
 def leaves(inputs):
