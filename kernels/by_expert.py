@@ -26,12 +26,6 @@ from moebius.kernels.native import panel_work
 from moebius.kernels.panels import PANEL_ROWS
 from moebius.kernels.products import Matrices, Operands
 
-# layer.h's Layer, in its order.
-FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stride order top_k scale h
-ups up_count downs down_count up_biases up_bias_count down_biases down_bias_count segments bounds groups totals distinct
-scratch scratch_step room matrix lists out threads grad grad_stride dot
-grad_ups grad_up_count grad_downs grad_down_count
-grad_up_biases grad_up_bias_count grad_down_biases grad_down_bias_count""".split()
 SLICE = 1 << 19  # numbers of a weight that are widened at a time
 SMALL = 1 << 22  # products of numbers in the first of a layer's, for which one thread is enough
 PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
@@ -97,12 +91,9 @@ class Tables:
     def __init__(self, operands: Operands, wide: bool) -> None:
         self.tables = [table(blocks, wide and place < 2) for place, blocks in enumerate(operands)]
 
-    def fields(self, prefix: str = "") -> dict[str, int]:
-        found: dict[str, int] = {}
-        for name, numbers in zip(("up", "down", "up_bias", "down_bias"), self.tables, strict=True):
-            plural = f"{prefix}{name}{'es' if name.endswith('bias') else 's'}"
-            found |= {plural: numbers.buffer_info()[0], f"{prefix}{name}_count": len(numbers) // 7}
-        return found
+    def numbers(self) -> list[int]:
+        """The address and count of each."""
+        return [number for blocks in self.tables for number in (blocks.buffer_info()[0], len(blocks) // 7)]
 
 
 def whole_lines(size: int) -> int:
@@ -163,8 +154,7 @@ class Layer:
         grad_TD, tables = rowwise(grad_TD), Tables(grads, self.wide)
         self.run(
             panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
-            grad=grad_TD.data_ptr(), grad_stride=grad_TD.stride(0), dot=panel_work.address(dot_TK),
-            **tables.fields("grad_"))
+            grad_TD.data_ptr(), grad_TD.stride(0), panel_work.address(dot_TK), *tables.numbers())
         return None if totals is None else totals.out
 
     @property
@@ -184,7 +174,7 @@ class Layer:
         """Scratch for H where it is not kept."""
         return self.width_h if self.h_SM is None else 0
 
-    def run(self, function: Callable[[int], None], totals: Totals | None, scratch_width: int, **more: int) -> None:
+    def run(self, function: Callable[[int], None], totals: Totals | None, scratch_width: int, *backward: int) -> None:
         """scratch_width: numbers that a row takes of a group's scratch."""
         x_TD, shared, options = rowwise(self.x_TD), self.shared, self.options
         tables = Tables(self.weights, self.wide)
@@ -195,21 +185,15 @@ class Layer:
         scratch = torch.empty(shared.groups, whole_lines(lists + 12 * shared.room), dtype=torch.uint8)
         activation = find_activation(options.activation, options.gate)
         assert isinstance(activation, Activation)
-        fields = {
-            "dtype": panel_work.DTYPES[x_TD.dtype], "work": panel_work.DTYPES[work],
-            "activation": panel_work.ACTIVATIONS[activation.name], "gate": panel_work.GATES[options.gate],
-            "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow, "width_h": self.width_h,
-            "rows": shared.rows, "x": x_TD.data_ptr(), "x_stride": x_TD.stride(0),
-            "order": self.order_S.data_ptr(), "top_k": self.top_k, "scale": panel_work.address(self.scale_TK),
-            "h": 0 if self.h_SM is None else self.h_SM.data_ptr(),
-            **tables.fields(), "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
-            "groups": shared.groups, "threads": shared.groups, "room": shared.room,
-            "scratch": scratch.data_ptr(), "scratch_step": scratch.shape[1], "matrix": matrix, "lists": lists, **more,
-        }
-        if totals is not None:
-            fields |= {"totals": totals.addresses.buffer_info()[0], "distinct": totals.distinct,
-                       "out": totals.out.data_ptr()}
-        task = array("q", [fields.get(name, 0) for name in FIELDS])
+        sums = (0, 0, 0) if totals is None else (totals.addresses.buffer_info()[0], totals.distinct,
+                                                 totals.out.data_ptr())
+        task = array("q", (  # layer.h's Layer
+            panel_work.DTYPES[x_TD.dtype], panel_work.DTYPES[work], panel_work.ACTIVATIONS[activation.name],
+            panel_work.GATES[options.gate], x_TD.shape[0], self.width, self.narrow, self.width_h, shared.rows,
+            x_TD.data_ptr(), x_TD.stride(0), self.order_S.data_ptr(), self.top_k, panel_work.address(self.scale_TK),
+            0 if self.h_SM is None else self.h_SM.data_ptr(), *tables.numbers(),
+            shared.segments.buffer_info()[0], shared.bounds.buffer_info()[0], shared.groups, *sums,
+            scratch.data_ptr(), scratch.shape[1], shared.room, matrix, lists, *(backward or (0,) * 11)))
         function(task.buffer_info()[0])
 
 
@@ -220,11 +204,12 @@ def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tenso
         return None
     if any(block.table is None or block.dtype != x_TD.dtype for blocks in weights for block in blocks):
         return None
-    small = order_S.shape[0] * x_TD.shape[1] * sum(block.sizes[0] for block in weights.gate_up) <= SMALL
+    rows = order_S.shape[0]
+    small = rows * x_TD.shape[1] * sum(block.sizes[0] for block in weights.gate_up) <= SMALL
     threads = 1 if small else torch.get_num_threads()
-    if not small and (order_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k)):
+    if not small and (rows <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k)):
         return None
-    if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(order_S)):
+    if h_SM is not None and (h_SM.dtype != x_TD.dtype or not panel_work.by_rows(h_SM) or h_SM.shape[0] != rows):
         return None  # a hook on saved tensors may have given back something else
     shared = share(tuple(bounds), threads, PART_ROWS, UNEVEN)
     if shared is None:

@@ -69,7 +69,7 @@ class Matrices:
         if isinstance(parts, Tensor):
             (first,), step = self.table, self.strides[0] * dtype.itemsize
             self.sizes, self.strides = self.sizes[1:], self.strides[1:]
-            self.table = array("q", [first + expert * step for expert in range(len(parts))])
+            self.table = array("q", [first + expert * step for expert in range(parts.shape[0])])
 
     def operand(self, transposed: bool = False) -> Operand:
         assert self.table is not None

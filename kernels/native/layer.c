@@ -351,9 +351,9 @@ static PyObject *run(PyObject *address, int (*run_part)(const Part *))
     int refused = 0;
     Call call = {task, run_part, &refused};
     Py_BEGIN_ALLOW_THREADS
-    threads_run(run_groups, &call, task->groups, 1, (int)task->threads);
+    threads_run(run_groups, &call, task->groups, 1, (int)task->groups);
     if (!refused && task->totals && AT(task->out, float) != total_of(task, task->distinct - 1))
-        threads_run(sum_totals, task, task->tokens * task->width, 32768, (int)task->threads);
+        threads_run(sum_totals, task, task->tokens * task->width, 32768, (int)task->groups);
     Py_END_ALLOW_THREADS
     if (refused)
         return PyErr_Format(PyExc_RuntimeError, "torch refused the product of an expert's rows: %lld rows of %lld numbers, "

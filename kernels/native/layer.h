@@ -29,11 +29,10 @@ typedef struct {
     int64_t up_biases, up_bias_count, down_biases, down_bias_count; /* Block[] of theirs, [M, 1] and [D, 1] */
     int64_t segments, bounds, groups;             /* Segment[]; those of group g are bounds[g]..bounds[g + 1] */
     int64_t totals, distinct; /* each group's float32 [T, D], or 0; how many: 1 is for all, and is zero already */
+    int64_t out;                                  /* [T, D]: the sum of the totals, in dtype */
     int64_t scratch, scratch_step, room;          /* bytes; the rows of the largest segment */
     int64_t matrix, lists;                        /* where in a group's scratch, in bytes: a block is widened; three
                                                      numbers of 4 bytes a row stand */
-    int64_t out;                                  /* [T, D]: the sum of the totals, in dtype */
-    int64_t threads;
     /* backward alone */
     int64_t grad, grad_stride;                    /* [T, D] */
     int64_t dot;                                  /* float32, by slot: <dA, A>, or 0 */
