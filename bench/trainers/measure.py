@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,35 +63,47 @@ def seed() -> None:
     np.random.seed(0)
 
 
-def train(script: Script, step: Any, steps: int, row: Row | None = None) -> tuple[list[Any], list[float]]:
-    """What each step gave, and how long it took. The last batch is always among them."""
-    results, times = [], []
+def random_states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def go_on_from(of_torch: torch.Tensor, of_python: tuple, of_numpy: Any) -> None:
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+
+
+def training(script: Script, step: Any, steps: int, row: Row | None = None) -> Iterator[tuple[Any, float]]:
+    """What each step gives, and how long it takes. The last batch is always among them. Its random numbers are its
+    own, whatever runs between two steps."""
     seed()
+    states = random_states()
     chosen = [*script.batches[: steps - 1], script.batches[-1]] if steps < len(script.batches) else script.batches
     for number, batch in enumerate(chosen):
+        go_on_from(*states)
         before = 0 if row is None else stats(step).misses
         started = time.process_time()
-        results.append(step(*batch))
-        times.append(time.process_time() - started)
+        result = step(*batch)
+        took = time.process_time() - started
+        states = random_states()
         if row is not None and stats(step).misses > before:
             row.misses.append(number)
-    return results, times
+        yield result, took
 
 
 def measure(name: str, backend: str = "eager", steps: int = 50) -> Row:
-    """Train plain and captured, from one seed each."""
+    """Train plain and captured, from one seed each, a step of each in turns: what else the machine does, both meet."""
     family, build = SCRIPTS[name]
     row = Row(name, family, backend)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         seed()
         plain = build()
-        wanted, plain_times = train(plain, plain.step, steps)
-        warned.clear()
         seed()
         script = build()
         captured = capture(script.step, backend=backend)
-        found, times = train(script, captured, steps, row)
+        turns = zip(training(plain, plain.step, steps), training(script, captured, steps, row), strict=True)
+        wanted, plain_times, found, times = map(list, zip(*((*a, *b) for a, b in turns), strict=True))
     row.warned = [str(w.message) for w in warned if "moebius" in str(w.message)]
     row.native = any("natively" in text for text in row.warned)
     row.steps = len(times)
@@ -121,7 +133,7 @@ def close_as_rounding(build: Callable[[], Script], steps: int, want: list, got: 
         for weight in {p for module in shaken for p in module.parameters() if p.is_floating_point()}:
             weight.mul_(1 + torch.finfo(weight.dtype).eps)
     with contextlib.redirect_stdout(io.StringIO()):
-        train(script, script.step, steps)
+        list(training(script, script.step, steps))
     away = [torch.dist(a.double(), b.double()).item() for a, b in zip(want, script.state(), strict=True)]
     found = [torch.dist(a.double(), b.double()).item() for a, b in zip(want, got, strict=True)]
     return math.hypot(*found) <= AS_ROUNDING * math.hypot(*away)
