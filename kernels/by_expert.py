@@ -78,9 +78,9 @@ def table(blocks: Sequence[Matrices], slices: bool) -> array[int]:
     for block in blocks:
         assert block.table is not None
         (rows, columns), (down, right) = (*block.sizes, 1)[:2], (*block.strides, 0)[:2]
-        step = max(SLICE // max(columns, 1), 1) if slices else rows
         low, address = block.rows.start or 0, block.table.buffer_info()[0]
-        for at in range(0, rows, max(step, 1)):
+        step = max(SLICE // max(columns, 1), 1) if slices else rows
+        for at in range(0, rows, step) if step < rows else (0,):
             numbers.extend((low + at, address, at * down, min(step, rows - at), columns, down, right))
     return numbers
 

@@ -48,7 +48,8 @@ def experts_apart(
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
         save = "recompute"  # no backward: H is not kept
     unused = left_out(layout, hit)  # what has no gradient is no part of autograd's graph: its hooks do not run
-    leaves = [leaf.detach() if place in unused else leaf for place, leaf in enumerate(leaves)]
+    for place in unused:
+        leaves[place] = leaves[place].detach()
     options = Options(activation, gate, save, "cpu")
     return SeparateExperts.apply(layout, options, hit, index_TK, x_TD, weight_TK, *leaves)
 

@@ -9,12 +9,12 @@ INTRODUCTION = """# Training scripts, as people write them
 
 Written by `make trainers`. Each script is small and has the structure of a public one (bench/trainers); nothing in it
 knows moebius. It trains 50 steps, the last batch short, plain and captured in turns, from one seed. *bits*: with
-backend "eager" each result and all parameters are plain Python's to the bit. The other columns are with the default backend:
-graphs at the end, graph breaks in them, calls that captured anew after the first, hits among the steps after the third,
-loops over experts that were lowered, seconds of the first call, and a step's time beside plain Python's (the median of
-the last twenty; times are the processor's, of one thread). With the default backend parameters are plain Python's up to
-rounding: within half a percent, or within four times what one rounding of the start does to plain training. Where the
-machine does other things as well, a ratio is good to about a tenth.
+backend "eager" each result and all parameters are plain Python's to the bit. The other columns are with the default
+backend: graphs at the end, graph breaks in them, calls that captured anew after the first, hits among the steps after
+the third, loops over experts that were lowered, seconds of the first call, and a step's time beside plain Python's
+(the median of the last twenty; times are the processor's, of one thread). With the default backend parameters are
+plain Python's up to rounding: within half a percent, or within four times what one rounding of the start does to
+plain training. Where the machine does other things as well, a ratio is good to about a tenth.
 """
 
 

@@ -85,16 +85,16 @@ def experts_that_ran(*skipped: Any) -> torch.Tensor:
 
 def block_experts(*rows: torch.Tensor) -> torch.Tensor:
     """[S], int64: which block each of the joined rows is of."""
-    sizes = torch.tensor([len(block) for block in rows], device=rows[0].device)
-    return torch.repeat_interleave(sizes, output_size=sum(map(len, rows)))
+    sizes = [block.shape[0] for block in rows]
+    return torch.repeat_interleave(torch.tensor(sizes, device=rows[0].device), output_size=sum(sizes))
 
 
 def block_offsets(*rows: torch.Tensor) -> torch.Tensor:
     """[blocks + 1], int64: where each of the blocks begins when they are joined, and the end."""
-    return torch.tensor([0, *itertools.accumulate(map(len, rows))], device=rows[0].device)
+    return torch.tensor([0, *itertools.accumulate(block.shape[0] for block in rows)], device=rows[0].device)
 
 
 def blocks_apart(joined: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The blocks of ``joined`` [S, D], which nobody else reads, of as many rows as ``rows`` have. Their gradients
     become one, a copy of each: of what they are views of, each would make one of the whole size."""
-    return tuple(torch.unsafe_split_with_sizes(joined, [len(block) for block in rows]))
+    return tuple(torch.unsafe_split_with_sizes(joined, [block.shape[0] for block in rows]))
