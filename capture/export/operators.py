@@ -31,6 +31,7 @@ from moebius.lowering.experts.stacking import (
 from moebius.lowering.experts.weight_concat import experts_of_parts
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.step import (
+    attempted,
     autograd_function,
     backward_place,
     backward_with_hooks,
@@ -182,6 +183,8 @@ def functions() -> dict[str, Callable[..., Any]]:
             function = getattr(holder, name, None)
             if callable(function):
                 found[f"{prefix}.{name}"] = function
+    numbers = [n for n in found if n.startswith(("builtins.", "operator.", "math.")) or n == "moebius.chosen"]
+    found.update({f"moebius.attempted.{n}": attempted(found[n]) for n in numbers})
     found.update({f"torch.{name}": f for name, f in foreach_operators().items()})
     return found
 

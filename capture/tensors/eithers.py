@@ -103,7 +103,7 @@ def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number
     sides = [side.number() if type(side) is Either else side for side in (one, other)]
     function = either if TensorProxy in map(type, sides) else chosen
     node = tensors.writer.call(function, condition, *sides)
-    of_call = function is chosen and condition.known
+    of_call = function is chosen and condition.known and len(set(map(number_kind, sides))) == 1
     known = domain.numbers.found_again((condition, *sides)) if of_call else None
     if known is not None:
         today, sources, operands = known

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import moebius
 from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.lowering.graph import expert_loop
@@ -165,3 +166,22 @@ def test_what_operators_run_for_is_captured_for_each_way():
     targets = {node.target for g in report_of(captured_of(captured)).graphs for node in g.gm.graph.nodes}
     assert torch.sin in targets or "sin" in targets
     assert expert_loop not in targets
+
+
+def test_in_an_exported_step(tmp_path):
+    def made():
+        state = {"n": 0.0}
+
+        def step(x):
+            value = by_return(state["n"])
+            state["n"] += 1.0
+            return x * value, value
+
+        return step
+
+    plain, captured, x = made(), capture(made()), torch.ones(3, 4)
+    for _ in range(6):
+        plain(x), captured(x)
+    captured.export(tmp_path / "file")
+    loaded = moebius.load(tmp_path / "file")
+    assert all(same(loaded(x), plain(x)) for _ in range(6))
