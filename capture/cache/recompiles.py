@@ -16,7 +16,7 @@ from moebius.interpreter import is_kind
 from ..bytecode.counting import goes_on
 from ..bytecode.user_code import is_ours
 from ..guards import hints
-from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch
+from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch, look_up
 from ..guards.recorder import Fact, describe, same_constant
 from ..heap.objects import SameItems
 from ..hook import ABSENT
@@ -130,8 +130,8 @@ def change(
         new = describe_object(dict.get(rest[0], key, ABSENT))
         place = fact.places.get(key, place)
     elif kind == "class" and (attribute := changed_in_class(rest[0], rest[1])) is not None:
-        found = next((vars(base)[attribute] for base in rest[0].__mro__ if attribute in vars(base)), ABSENT)
-        name, old, new = f"{describe(rest[0])}.{attribute}", describe(rest[1][attribute]), describe_object(found)
+        name, old = f"{describe(rest[0])}.{attribute}", describe(rest[1][attribute])
+        new = describe_object(look_up(rest[0], attribute))
         place = fact.places.get(attribute, place)
     elif kind == "absent" and isinstance(rest[1], str | int) and isinstance(now, dict):
         name, new = record_name(record.source, rest[1]), describe_object(dict.get(now, rest[1], ABSENT))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..guards.program import changed_key
+from ..guards.program import changed_key, look_up
 from ..guards.recorder import Fact, can_be_held_weakly
 from ..hook import ABSENT
 from ..values.values import ATOMS
@@ -67,10 +67,9 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
     elif kind == "class":
         cls, entries = rest[:2]
         for name, then in entries.items():
-            held = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
             # (one of those is an input from then on: ``generalize_guards``)
             if not issubclass(type(then), torch.Tensor):
-                yield f"{fact.record.source}.{name}", unwrapped(then), unwrapped(held)
+                yield f"{fact.record.source}.{name}", unwrapped(then), unwrapped(look_up(cls, name))
     elif kind == "function":
         function, _, defaults, by_keyword = rest
         yield f"{fact.record.source}.__defaults__", defaults or (), function.__defaults__

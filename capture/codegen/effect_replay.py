@@ -8,7 +8,8 @@ from typing import Any
 
 from moebius.interpreter import is_kind
 
-from ..heap.records import CONTAINERS, DICTS, UNREAD, Record
+from ..guards.program import look_up
+from ..heap.records import CONTAINERS, DICTS, UNREAD, Record, derived_from
 from ..hook import ABSENT
 from ..python.attributes import SET_ON_CLASS
 from ..values.values import ATOMS, CannotRebuild
@@ -45,7 +46,7 @@ class EffectReplay:
                 else:
                     self.lines.append(self.write_part(record.obj if cls is None else cls, name, key, item))
             return
-        base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
+        base = self.constant(derived_from(kind, CONTAINERS) or kind)
         self.replay_known(record, name, base)
         for key, item in record.late or ():
             self.write_item(base, name, key, item)
@@ -56,7 +57,7 @@ class EffectReplay:
             return f"{self.constant(SET_ON_CLASS)}({self.constant(owner)}, {key!r}, {self.value(item)})"
         if type(owner) is types.CellType:
             return f"del {name}.cell_contents" if item is ABSENT else f"{name}.cell_contents = {self.value(item)}"
-        return f"{self.constant(slot_of(type(owner), key))}.__set__({name}, {self.value(item)})"
+        return f"{self.constant(look_up(type(owner), key))}.__set__({name}, {self.value(item)})"
 
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
         if value is ABSENT:
@@ -126,8 +127,3 @@ class EffectReplay:
 def is_ordered(items: set | frozenset) -> bool:
     """Whether the order of a set's items depends on them alone and on what was done: no item hashes by its address."""
     return all(type(v) in ATOMS for v in items)
-
-
-def slot_of(cls: type, name: str) -> Any:
-    """The descriptor of a slot, on the class that defines it."""
-    return next(base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)

@@ -38,6 +38,7 @@ from ..heap.records import (
     HEAP_TYPE,
     LISTS,
     SETS,
+    derived_from,
     made_by_c,
     raw_dict,
     raw_items,
@@ -414,7 +415,7 @@ class Emitter:
     def instance_value(self, value: Any) -> str:
         """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
         cls = type(value)
-        base = next((b for b in cls.__mro__ if b in FILLED_BY_C or b is tuple), object)
+        base = derived_from(cls, (*FILLED_BY_C, tuple)) or object
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
             maker = made_by_c(cls)

@@ -74,11 +74,15 @@ def class_record(cls: type, watched: WatchedClass) -> Guard:
     return Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *watched.where)
 
 
+def look_up(cls: type, name: str) -> Any:
+    """What ``name`` is along the class's method resolution order, not bound; ABSENT if nowhere."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
+
+
 def changed_in_class(cls: type, entries: dict[str, Any]) -> str | None:
     """The first name that its method resolution order gives another object for, or none."""
     for name, then in entries.items():
-        now = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
-        if now is not then:
+        if look_up(cls, name) is not then:
             return name
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,9 +125,14 @@ def made_by_c(cls: type) -> Any:
     return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)
 
 
+def derived_from(cls: type, kinds: Collection[type]) -> Any:
+    """The first of these classes in C that a class is or is derived from, else None."""
+    return next((base for base in cls.__mro__ if base in kinds), None)
+
+
 def with_items(cls: type) -> Any:
     """The container in C that a class is or is derived from, else None."""
-    return next((base for base in cls.__mro__ if base in WITH_ITEMS), None)
+    return derived_from(cls, WITH_ITEMS)
 
 
 def raw_items(value: Any) -> Any:

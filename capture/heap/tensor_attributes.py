@@ -13,11 +13,12 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.program import look_up
 from ..guards.sources import part
 from ..hook import ABSENT
 from ..python.specials import is_generic
 from ..tensors import tensor_class
-from ..tensors.tensor_class import KNOWN, look_up, rely_on
+from ..tensors.tensor_class import KNOWN, rely_on
 from ..values.values import Break, TensorProxy
 from .interfaces import ClassLookups, Residual
 from .objects import Objects

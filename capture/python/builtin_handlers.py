@@ -16,7 +16,7 @@ import torch
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 
-from ..heap.records import CONTAINERS, made_by_c
+from ..heap.records import CONTAINERS, derived_from, made_by_c, with_items
 from ..hook import ABSENT
 from ..tensors.array_inputs import is_array
 from ..tensors.arrays import Array, ArrayNumber
@@ -41,7 +41,6 @@ from ..values.values import (
     type_of,
 )
 from . import natives
-from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .parts import CallParts
 from .substitutes import largest, smallest
@@ -172,7 +171,7 @@ class BuiltinHandlers(CallParts):
             return checked_length(found)
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
-        base: Any = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
+        base = with_items(kind)
         if base is None:
             if is_array(value) and (whole := self.array_inputs.input(value)) is not None:
                 return whole.fake.shape[0]
@@ -474,7 +473,7 @@ class BuiltinHandlers(CallParts):
         self.attributes.delete_generic(owner, name)
 
     def object_init(self, owner: Any, *args: Any, **kwargs: Any) -> None:
-        base = next((b for b in type(owner).__mro__ if b in CONTAINERS), None)
+        base = derived_from(type(owner), CONTAINERS)
         if base is not None:
             self.init_container(owner, base, list(args), kwargs)
         elif issubclass(type(owner), BaseException):

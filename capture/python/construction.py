@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.lifetimes import OBSERVED
-from ..heap.records import DICTS, FACTORY, FILLED_BY_C, HEAP_TYPE, made_by_c
+from ..heap.records import DICTS, FACTORY, FILLED_BY_C, HEAP_TYPE, derived_from, made_by_c
 from ..hook import ABSENT
 from ..tensors.index_lists import index_range
 from ..torch_facts import torch_private
@@ -220,7 +220,7 @@ class Construction(CallParts):
         if cls is np.dtype and len(args) == 1 and not kwargs and is_kind(args[0], type | str):
             if args[0] in NUMBER_TYPES or is_kind(args[0], str):
                 return self.objects.made(np.dtype(args[0]))  # which nobody changes
-        base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
+        base = derived_from(cls, ALLOCATED)
         if issubclass(cls, BaseException):
             return self.objects.made(made_by_c(cls).__new__(cls, *map(self.domain.kept_in_an_exception, args)))
         if cls is random.Random and maker is SEEDED:

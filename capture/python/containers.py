@@ -16,10 +16,11 @@ import torch
 from moebius.interpreter import NULL, STOP, Frame, is_kind
 from moebius.interpreter.domain.core import type_name
 
+from ..guards.program import look_up
 from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
-from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, with_items
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, derived_from, with_items
 from ..heap.walks import parts_of
 from ..hook import ABSENT
 from ..regions.conditional_lists import ConditionalList
@@ -35,7 +36,6 @@ from ..values.rows import TensorRows
 from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
 from ..values.views import View
 from . import natives
-from .container_methods import CONTAINER_METHODS
 from .enums import plain_member
 from .open_sets import Sets
 from .own_hashes import new_key
@@ -108,7 +108,7 @@ class Containers(Sets):
         method = self.attributes.on_type(kind, "__getitem__")
         if (found := self.by_own_method(method, "__getitem__", obj, key)) is not ABSENT:
             return found
-        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
+        base = with_items(kind)
         if kind in (list, dict) and type(key) in OPEN_KEYS and (found := self.found_in_table(obj, key)) is not ABSENT:
             return found
         if base in DICTS:
@@ -232,10 +232,10 @@ class Containers(Sets):
         name = "__class_getitem__"
         self.attributes.rely_on(cls, name)
         self.attributes.rely_on(type(cls), name, "__getattr__")  # (type_getitem asks for an attribute)
-        own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        own = look_up(cls, name)
         if is_kind(own, classmethod | staticmethod | types.FunctionType):
             return self.call(self.get_attr(cls, name), [key], {})
-        if own is None and any("__getattr__" in base.__dict__ for base in inspect.getmro(type(cls))):
+        if own is ABSENT and any("__getattr__" in base.__dict__ for base in inspect.getmro(type(cls))):
             raise Break("item of a class", f"{type(cls).__qualname__}.__getattr__ is asked for it", "it runs natively")
         return self.objects.made(cls[key])  # type: ignore[index]
 
@@ -248,7 +248,7 @@ class Containers(Sets):
         method = self.attributes.on_type(kind, "__setitem__")
         if self.by_own_method(method, "__setitem__", obj, key, value) is not ABSENT:
             return
-        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        base = derived_from(kind, CONTAINERS)
         if base is None:
             if method is ABSENT:
                 raise TypeError(f"{type_name(kind)!r} object does not support item assignment")
@@ -276,7 +276,7 @@ class Containers(Sets):
         method = self.attributes.on_type(kind, "__delitem__")
         if self.by_own_method(method, "__delitem__", obj, key) is not ABSENT:
             return
-        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        base = derived_from(kind, CONTAINERS)
         if base is None:
             raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
         record = self.objects.record_of(obj)
@@ -343,8 +343,7 @@ class Containers(Sets):
         method = self.attributes.on_type(kind, "__iter__")
         if (found := self.by_own_method(method, "__iter__", value)) is not ABSENT:
             return found
-        if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
-            base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
+        if (base := derived_from(kind, (*CONTAINERS, tuple))) is not None:
             held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
             if base in SETS:
                 refuse_order(held)

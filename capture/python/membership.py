@@ -13,13 +13,12 @@ from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import type_name
 from moebius.interpreter.tables.texts import NOT_A_CONTAINER
 
-from ..heap.records import DICTS, SETS, raw_items
+from ..heap.records import DICTS, SETS, raw_items, with_items
 from ..hook import ABSENT
 from ..tensors import tensor_class
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from . import natives
-from .container_methods import CONTAINER_METHODS
 from .open_sets import OpenSet
 from .own_hashes import new_key
 from .parts import Parts
@@ -59,7 +58,7 @@ class Membership(Parts):
             return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
         if is_kind(method, types.FunctionType):
             return self.truth(self.call(method, [container, item], {}))
-        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
+        base = with_items(kind)
         if base in DICTS:
             if record is not None:
                 return self.objects.dict_get(record, item) is not ABSENT

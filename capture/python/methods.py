@@ -20,7 +20,7 @@ from moebius.interpreter.forms import form_of
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
-from ..heap.records import DICTS, FILLED_BY_C, LISTS, SETS, Record, raw_items
+from ..heap.records import DICTS, FILLED_BY_C, LISTS, SETS, Record, derived_from, raw_items, with_items
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array, may_be_array
 from ..tensors.index_lists import index_list
@@ -172,7 +172,7 @@ class Methods(CallParts):
             return self.class_method(owner, name, bound, args, kwargs)
         if kind in ATOMS or plain_member(owner) is not owner:
             return self.atom_method(owner, name, bound, args, kwargs)
-        base = next((b for b in kind.__mro__ if b in CONTAINER_METHODS), None)
+        base = with_items(kind)
         if base is not None:
             return self.container_method(owner, base, name, args, kwargs)
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
@@ -428,7 +428,7 @@ class Methods(CallParts):
 
     def refuse_own_methods(self, kind: type, name: str) -> None:
         """A copy of a container, made by C code, where that calls methods of the user's."""
-        base = next((b for b in kind.__mro__ if b in CALLED_TO_MAKE), kind)
+        base = derived_from(kind, CALLED_TO_MAKE) or kind
         if kind is base:
             return
         asked = CALLED_TO_MAKE[base] if name not in CALLING else CALLED_TO_CHANGE

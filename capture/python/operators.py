@@ -19,7 +19,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.domain.operators import STEMS as DUNDERS
 
 from ..heap.objects import identified
-from ..heap.records import CONTAINERS, DICTS
+from ..heap.records import CONTAINERS, DICTS, derived_from
 from ..hook import ABSENT
 from ..regions.autograd_joins import refuse_one_or_two
 from ..regions.loop_regions import ROWS
@@ -512,7 +512,7 @@ class Operators(Membership):
     def value_in_c(self, value: Any) -> bool:
         """Whether the object existed before the step and holds, in C, a value that no guard of ours reads."""
         record, kind = self.objects.record_of(value), type(value)
-        if record is None or any(b in CONTAINERS or b is tuple for b in kind.__mro__):
+        if record is None or derived_from(kind, (*CONTAINERS, tuple)) is not None:
             return False
         if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
             return False

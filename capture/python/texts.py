@@ -18,6 +18,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 
 from ..guards.sources import Source
+from ..heap.records import derived_from
 from ..tensors.interfaces import TensorOperators
 from ..tensors.numbers import Numbers
 from ..values.formulas import AtSource, Formula
@@ -131,5 +132,5 @@ def is_stream(stream: Any) -> bool:
     kind = type(stream)
     if kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel"):
         return True
-    known = next((b for b in kind.__mro__ if b in (io.TextIOWrapper, io.StringIO)), None)
+    known = derived_from(kind, (io.TextIOWrapper, io.StringIO))
     return known is not None and kind.write is known.write

@@ -14,6 +14,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.program import look_up
 from ..guards.recorder import GuardRecorder
 from ..heap.interfaces import ClassLookups
 from ..hook import ABSENT
@@ -48,11 +49,6 @@ def needed(cls: type) -> dict[str, Any]:
     # Only what binds to a tensor: the metaclass has names, too, and copying and pickling keep lists in classes
     # (``__slotnames__``).
     return {name: value for name, value in found.items() if hasattr(type(value), "__get__")}
-
-
-def look_up(cls: type, name: str) -> Any:
-    """What ``name`` is along the class's method resolution order, not bound; ABSENT if nowhere."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
 
 
 NEEDED = {cls: needed(cls) for cls in CLASSES}
