@@ -143,11 +143,12 @@ class Containers(Sets):
         return cast(TensorProxy, self.call(torch.tensor, [numbers], {"device": tensor.fake.device}))
 
     def with_numbers(self, key: Any) -> Any:
-        """An index with numbers for the tensors that bound its slices (torch asks them for ``__index__``)."""
+        """An index with numbers for the tensors that bound its slices (torch asks them for ``__index__``). A flag in it
+        is this call's, under a guard: there it is a mask, and no position."""
         if type(key) is tuple:
             return tuple(map(self.with_numbers, key))
         if type(key) is not slice:
-            return key
+            return natives.specialised(key) if type(key) is Number and key.kind is bool else key
         return slice(*(self.bound(part) for part in (key.start, key.stop, key.step)))
 
     def bound(self, part: Any) -> Any:

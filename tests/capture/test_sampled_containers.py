@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import operator
 import random
 import warnings
 from collections import namedtuple
@@ -212,6 +213,7 @@ QUESTIONS: dict[str, Callable[[bool, bool, torch.Tensor], Any]] = {
     "mask": lambda a, b, x: torch.where(torch.tensor([a, b, True]), x, 0),
     "full": lambda a, b, x: (torch.full((2,), a), x.new_tensor([a, b]), x.masked_fill(torch.tensor(b), 1.0)),
     "index": lambda a, b, x: (x[None, a], x[b]),
+    "set_at": lambda a, b, x: (y := x.clone(), operator.setitem(y, a, 7.0), operator.setitem(y, (b, 0), 8.0))[0],
     "written": lambda a, b, x: x.clone().fill_(a),
     "kept": lambda a, b, x: [a, (b, a), {"b": b}, x],
     "many": lambda a, b, x: (any([a, b]), all([a, b]), sum([a, b]), max(a, b), sorted([a, b]), [a, b].count(True), x),
