@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,3 +44,17 @@ class GroupKey(InTrace):
         if not natives.is_plain(key, self.calls.known):
             raise Break("itertools.groupby", f"by a {type_of(key).__name__}", "group by plain keys")
         return key
+
+
+def grouped(calls: CallParts, *args: Any, **kwargs: Any) -> list[Any]:
+    """What ``itertools.groupby`` is given: what it goes through, and the key function."""
+    try:
+        iterable, key = of_groupby(*args, **kwargs)
+    except TypeError:
+        itertools.groupby(*args, **kwargs)  # Python's own error
+        raise
+    return [iterable, GroupKey(calls, key)]
+
+
+def of_groupby(iterable: Any, key: Any = None) -> tuple[Any, Any]:
+    return iterable, key

@@ -58,7 +58,7 @@ from . import natives, operator_functions
 from .bars import Bars
 from .builtin_handlers import BuiltinHandlers
 from .cached_functions import CachedFunctions
-from .callbacks import GroupKey, InTrace, Truth
+from .callbacks import InTrace, Truth, grouped
 from .construction import LAZY, Construction
 from .draws import BELOW, Draws
 from .filters import Filters, warnings_block
@@ -507,8 +507,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if function is reversed:
             return self.reverse(values, kwargs)
         if function is itertools.groupby:
-            keys = kwargs.get("key") if "key" in kwargs or len(values) < 2 else values[1]
-            values, kwargs = [*values[:1], GroupKey(self, keys)], {}
+            values, kwargs = grouped(self, *values, **kwargs), {}
         for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
             kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
         if function is itertools.compress:

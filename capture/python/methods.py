@@ -43,6 +43,7 @@ from .container_methods import (
 )  # fmt: skip
 from .enums import plain_member
 from .formats import Fields
+from .originals import DRAW
 from .own_hashes import new_key
 from .parts import CallParts, is_alien
 from .substitutes import cut_at
@@ -183,7 +184,7 @@ class Methods(CallParts):
             return self.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
         if issubclass(kind, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
             return bound(*args, **kwargs)
-        if bound == random.random:  # as ``random.uniform`` finds it
+        if bound == DRAW:  # as ``random.uniform`` finds it
             return self.call(bound, args, kwargs)
         if kind is random.Random and self.objects.is_new(owner) and name in DRAWS and not kwargs:
             if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args not in ([], [None])):
