@@ -63,8 +63,8 @@ class Matrices:
         if (found := panel_work.table([parts] if isinstance(parts, Tensor) else parts)) is None:
             return  # (what a view with the negative bit means does not stand in its memory)
         dtype, self.sizes, self.strides, addresses = found
-        if dtype not in panel_work.DTYPES:
-            return
+        if dtype not in panel_work.DTYPES or 0 in self.sizes:
+            return  # (the address of no numbers is 0, as that of a part that is not there: C would write no product)
         self.dtype, self.table = dtype, array("q", addresses)
         if isinstance(parts, Tensor):
             (first,), step = self.table, self.strides[0] * dtype.itemsize

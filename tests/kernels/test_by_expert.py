@@ -92,6 +92,26 @@ def test_the_same_bits_run_for_run_and_as_panels(wide: bool, top_k: int, dtype: 
             assert all(torch.equal(a, b) for a, b in zip(first, panels, strict=True))
 
 
+@pytest.fixture
+def unwritten_is_seen() -> Iterator[None]:
+    """New memory is filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("width, narrow", [(0, 4), (3, 0), (0, 0)])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("tokens", [5, 700])
+def test_experts_without_numbers(tokens: int, dtype: torch.dtype, width: int, narrow: int, bias: bool,
+                                 unwritten_is_seen: None) -> None:
+    """Nothing to add up is zero."""
+    layer = make_layer(tokens, width, narrow, 3, 2, bias=bias, dtype=dtype)
+    for save in ("default", "recompute"):
+        assert worst_error(layer, backend="cpu", save=save) <= TOLERANCE[dtype]
+
+
 def test_only_the_gradients_asked_for() -> None:
     layer = make_layer(9, 6, 4, 3, 2)
     leaves = layer.leaves()
