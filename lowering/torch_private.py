@@ -322,26 +322,31 @@ class AtLeaves(torch.autograd.Function):
         return torch.empty(0)
 
 
+def changes_nothing(*_: Any) -> None:
+    """A hook. (Another thread's backward may be there just then.)"""
+
+
 def hooks_of_accumulation(leaves: Sequence[torch.Tensor]) -> bool:
     """Whether one of these leaves has hooks on the autograd node that accumulates its gradient, as ZeRO registers them.
 
-    Torch lists them nowhere, but a new handle knows the dict of all (torch/csrc/autograd/python_cpp_function.cpp)."""
+    Torch lists them nowhere, but a new handle knows the dict of all (torch/csrc/autograd/python_cpp_function.cpp). That
+    takes longer than all else that is asked of a leaf: ask once for many."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
     with torch.enable_grad():
         nodes = AtLeaves.apply(*wanted).grad_fn.next_functions if wanted else ()
     found = False
     for node, _ in nodes:
         for register in (node.register_hook, node.register_prehook):
-            handle = register(AtLeaves)
+            handle = register(changes_nothing)
             known = handle.hooks_dict_ref()
             handle.remove()
             found = found or bool(known)
     return found
 
 
-def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether any hook sees the tensor's gradient."""
-    return bool(gradient_hooks(tensor) or hooks_after_accumulation(tensor)) or hooks_of_accumulation([tensor])
+def has_gradient_hooks(*tensors: torch.Tensor) -> bool:
+    """Whether any hook sees the gradient of one of these."""
+    return any(gradient_hooks(t) or hooks_after_accumulation(t) for t in tensors) or hooks_of_accumulation(tensors)
 
 
 def default_saved_tensors_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:

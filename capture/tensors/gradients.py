@@ -200,7 +200,7 @@ class Gradients:
     ) -> None:  # fmt: skip
         """``backward(create_graph=True)``: what it leaves in ``.grad`` has a history, which autograd on fakes gives."""
         hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
-        if self.hooks.are_registered() or any(has_gradient_hooks(p.real) for p in leaves if p.real is not None):
+        if self.hooks.are_registered() or has_gradient_hooks(*(p.real for p in leaves if p.real is not None)):
             raise Break("Tensor.backward", "create_graph=True, and gradient hooks", hint)
         for leaf in leaves:
             self.hooks.none_come_later(leaf)

@@ -236,21 +236,18 @@ class WholeStep:
 
     def check_real(self, placeholders: Sequence[fx.Node]) -> None:
         """Raise WholeStepRefusedError where already the tensors that it was captured with do not fit."""
-        for i in self.leaves:
-            node = placeholders[self.tensors[i]]
-            leaf = node.meta["tensor"]() if "tensor" in node.meta else None
-            if leaf is not None and (why := self.misfit(leaf, self.tensors[i])):
-                refuse(why)
+        leaves = {p: placeholders[p].meta.get("tensor", lambda: None)() for p in (self.tensors[i] for i in self.leaves)}
+        if why := self.misfit({place: leaf for place, leaf in leaves.items() if leaf is not None}):
+            refuse(why)
 
-    def misfit(self, leaf: torch.Tensor, place: int) -> str:
-        """What the graph is not made for in a tensor that requires gradients; "" where it is made for it."""
-        if not leaf.is_leaf:
-            return "an input of it has a history"
-        if has_gradient_hooks(leaf):
-            return "a parameter has gradient hooks"
-        if leaf.grad is not None and place not in self.cleared:
-            return "a parameter has a gradient before backward; begin with optimizer.zero_grad()"
-        return ""
+    def misfit(self, leaves: dict[int, torch.Tensor]) -> str:
+        """What the graph is not made for in tensors that require gradients, by place; "" where it is made for them."""
+        for place, leaf in leaves.items():
+            if not leaf.is_leaf:
+                return "an input of it has a history"
+            if leaf.grad is not None and place not in self.cleared:
+                return "a parameter has a gradient before backward; begin with optimizer.zero_grad()"
+        return "a parameter has gradient hooks" if has_gradient_hooks(*leaves.values()) else ""
 
     # ------------------------------------------------------------------------------------------------------------------
     # Written out
@@ -331,7 +328,7 @@ class WholeStep:
         nothing that shares memory; and nobody looks at what autograd does."""
         if default_saved_tensors_hooks() is not None or torch.is_anomaly_enabled():
             return False
-        if any(self.misfit(inputs[self.tensors[i]], self.tensors[i]) for i in self.leaves):
+        if self.misfit({place: inputs[place] for place in (self.tensors[i] for i in self.leaves)}):
             return False
         seen = [storage_of(t) for p in self.tensors if isinstance(t := inputs[p], torch.Tensor)]
         return len({*seen}) == len(seen)

@@ -4,6 +4,7 @@ when they are registered × backends."""
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 import moebius
 from moebius import lowering
@@ -78,3 +79,21 @@ def test_with_the_question_switched_off_they_are_lost(monkeypatch, module, kind,
     assert told(kind, module is capture_hooks, lambda step: moebius.capture(step, backend=backend)) != told(
         kind, module is capture_hooks, lambda step: step
     )
+
+
+def test_a_backward_at_the_same_time_is_not_disturbed(monkeypatch):
+    """That of another thread, which has the parameter too."""
+    parameter, remove = nn.Parameter(torch.ones(3)), RemovableHandle.remove
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    monkeypatch.setattr(RemovableHandle, "remove", lambda handle: (parameter.sum().backward(), remove(handle)))
+    assert not lowering.torch_private.hooks_of_accumulation([parameter]) and node is not None
+    assert parameter.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_call_asks_once_for_all_parameters(monkeypatch):
+    asked, ask = [], lowering.torch_private.hooks_of_accumulation
+    monkeypatch.setattr(
+        lowering.torch_private, "hooks_of_accumulation", lambda leaves: asked.append(len(leaves)) or ask(leaves)
+    )
+    told(counts, False, lambda step: moebius.capture(step, backend="aot_eager"))
+    assert set(asked) == {4} and len(asked) >= 5
