@@ -46,7 +46,8 @@ def open_place(
         if isinstance(fact.source, Part) and fact.source.operation == "list_item":
             open_floats(assumptions, fact.source.parent, args, kwargs)
     elif kind == "python" and (type(rest[0]) is OfType or type(getattr(rest[0], "expected", None)) is bool):
-        assumptions.deciding.update(source.name for source in rest[0].sources)
+        if assumptions.runs_here:  # (for another backend a whole step with a branch would be two graphs)
+            assumptions.deciding.update(source.name for source in rest[0].sources)
     elif kind == "length" and fact.source is not None:
         assumptions.symbolic_places.add(length_of(fact.source).name)
     elif kind == "class":
