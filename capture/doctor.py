@@ -242,7 +242,8 @@ def render(findings: list[Finding]) -> str:
         shown = f"\x1b[{color}m{mark}\x1b[0m" if terminal else mark
         lines.append(f"{shown}  {finding.what:<{width}}  {finding.found}")
         if finding.note:
-            lines += wrap(finding.note, 100, initial_indent=" " * (width + 5), subsequent_indent=" " * (width + 5))
+            indent = " " * (width + 5)
+            lines += wrap(finding.note, 100, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
     missing = [finding.what for finding in findings if finding.status == "missing"]
     lines.append(f"moebius cannot run here: mend {', '.join(missing)}" if missing else "moebius can run here")
     return "\n".join(lines)

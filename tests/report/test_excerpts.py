@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import pickle
 import sys
@@ -145,7 +144,6 @@ class Stored:
 
 BELOW = {
     "json.dumps": lambda stored, x: (x * 2, json.dumps({"n": x.sum().item(), "m": [1]}))[0] + 1,
-    "copy.deepcopy": lambda stored, x: copy.deepcopy(stored.net)(x) * 2,
     "torch.func.vmap": lambda stored, x: torch.func.vmap(lambda row: (row * id(row)).sum() * 0)(x) + 1,
     "pickle": lambda stored, x: x * len(pickle.dumps([stored.net.in_features, x.shape[0]])),
 }
