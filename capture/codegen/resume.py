@@ -167,11 +167,10 @@ class Continuation:
         """The states where the outermost ``for`` around the broken instruction is left; none where there is no such
         loop, or where what it leaves is not the same in each call: a name that it may set, a handler, a yield."""
         instructions = self.program.instructions
-        back = [step.target for step in instructions[self.broken :] if step.target is not None]
-        head = min((i for i in back if i < self.broken and instructions[i].opname == "FOR_ITER"), default=self.broken)
-        if (end := instructions[head].target) is None or head == self.broken:
+        loops = (range(i, x.target or 0) for i, x in enumerate(instructions[: self.broken]) if x.opname == "FOR_ITER")
+        inside, handler = next((x for x in loops if self.broken in x), None), self.program.handler_at(self.broken)
+        if inside is None:
             return []
-        inside, handler = range(head, end), self.program.handler_at(self.broken)
         work, seen, exits = [(self.broken, len(self.frame.stack))], set[int](), dict[int, int]()
         while work:
             i, depth = work.pop()
@@ -187,8 +186,9 @@ class Continuation:
                     ways = [(i + 1, False)] if falls_through(instruction) else []
                     ways += [] if instruction.target is None else [(instruction.target, True)]
                     work += [self.behind_loop(target, depth + self.effect(i, jump)) for target, jump in ways]
-        bound = dict(zip(self.program.localsplus, self.frame.locals, strict=True))
-        unset = {name for i in seen for name in names_stored(instructions[i]) if bound.get(name, UNSET) is UNSET}
+        values = zip(self.program.localsplus, self.frame.locals, strict=True)
+        bound = {name for name, value in values if value is not UNSET} - self.gone
+        unset = {name for i in seen for name in names_stored(instructions[i])} - bound
         if any(unset & live_names(self.code, i) for i in exits):
             return []
         return [self.state_at(i, d, frozenset(n for n in self.state.nulls if n < d)) for i, d in exits.items()]

@@ -83,6 +83,35 @@ class SetInside(Bank):
         return y_D.sin() * t
 
 
+class SetAgain(Bank):
+    """What the loop sets, and the graph behind it needs, an earlier loop of one node has set before."""
+
+    def forward(self, x_TD):
+        index_T, out_TD = self.router(x_TD).argmax(-1), torch.zeros_like(x_TD)
+        for row in (index_T > 0).nonzero():
+            y_D = x_TD[row[0]] * 2
+            out_TD[row[0]] = y_D
+        for t in range(x_TD.shape[0]):
+            y_D = self.experts[index_T[t].item()](x_TD[t])
+            out_TD[t] = out_TD[t] + y_D
+        return out_TD.sin() + y_D
+
+
+class BehindAnother(Bank):
+    """Of an earlier loop the handler stands, from CPython 3.12 on, behind all else, and jumps back to that loop."""
+
+    def forward(self, x_TD):
+        index_T, total_D = self.router(x_TD).argmax(-1), x_TD[0]
+        for t in range(3):
+            try:
+                total_D = total_D + {0: 1, 1: 2}[t]
+            except KeyError:
+                continue
+        for t in range(x_TD.shape[0]):
+            total_D = total_D + self.experts[index_T[t].item()](x_TD[t])
+        return total_D.sin()
+
+
 class Handled(Bank):
     def forward(self, x_TD):
         index_T, total_D = self.router(x_TD).argmax(-1), x_TD[0]
@@ -136,8 +165,11 @@ class Named(Bank):
         return total_D.sin()
 
 
-LAYERS = [Ranges, Nested, Zipped, Left, Returns, SetInside, Handled, InNoGrad, Generated, Comprehended, While, Named]
-WHOLE = [Ranges, Nested, Zipped, Left, Returns, Named]
+LAYERS = [
+    Ranges, Nested, Zipped, Left, Returns, SetInside, SetAgain, BehindAnother, Handled, InNoGrad, Generated,
+    Comprehended, While, Named,
+]  # fmt: skip
+WHOLE = [Ranges, Nested, Zipped, Left, Returns, BehindAnother, Named]
 
 
 def steps(kind, wrap):
