@@ -515,9 +515,10 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             kwargs = {k: map(self.callback(bool), v) if k == "selectors" else v for k, v in kwargs.items()}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
         if function in COUNTED or function is itertools.product:  # which takes Python's own numbers
-            own = natives.specialised if function is not enumerate else lambda count: count
-            kwargs = {k: own(self.domain.as_count(v)) for k, v in kwargs.items()}
-            values[1:] = [own(self.domain.as_count(v)) if function in COUNTED else v for v in values[1:]]
+            asked = (lambda value: value) if function in NO_INDEX else self.domain.as_count
+            own = asked if function is enumerate else lambda value: natives.specialised(asked(value))
+            kwargs = {k: v if k == "object" else own(v) for k, v in kwargs.items()}  # (what is repeated is no number)
+            values[1:] = map(own, values[1:]) if function in COUNTED else values[1:]
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
         for i, value in enumerate(values[start:], start):
@@ -583,6 +584,7 @@ COUNTED = frozenset((  # behind their first argument stand numbers
     itertools.islice, itertools.repeat, itertools.combinations, enumerate, collections.deque,
     itertools.combinations_with_replacement, itertools.permutations,
 ))  # fmt: skip
+NO_INDEX = (itertools.permutations, collections.deque)  # which ask for an int, and for no __index__
 ITEM_ARGUMENTS = COUNTED | {itertools.count, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import functools
+import inspect
 import random
 import types
 import typing
@@ -40,6 +41,7 @@ LAZY: Any = torch.distributions.utils.lazy_property.__get__
 NUMBER_TYPES = NUMPY_NUMBERS | {bool, int, float, complex}
 SEEDED: Any = random.Random.__new__
 NUMBERS = (int, float, bool, torch.SymInt)
+PARAMETER = inspect.signature(torch.nn.Parameter)
 # Classes whose own C code lays objects out in a way that we can follow.
 IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
 ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float,
@@ -100,7 +102,10 @@ class Construction(CallParts):
             return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):
             if cls is torch.nn.Parameter:
-                return self.parameter(*args, **kwargs)
+                try:
+                    return self.parameter(**PARAMETER.bind(*args, **kwargs).arguments)
+                except TypeError as error:  # whose words are the function's that raises it
+                    raise Break("parameter made in the step", str(error), "make parameters before the step") from None
             if cls is torch.nn.Buffer:
                 raise Break("parameter made in the step", cls.__name__, "make parameters before the step")
             if cls is torch.Tensor and not kwargs:

@@ -139,3 +139,21 @@ def test_in_an_exported_step(tmp_path):
     expected = captured(x)
     captured.export(tmp_path / "file")
     assert torch.equal(moebius.load(tmp_path / "file")(x), expected)
+
+
+WRONG = {
+    "too many": lambda x: nn.Parameter(x, True, 3),
+    "twice": lambda x: nn.Parameter(x, data=x),
+    "by another name": lambda x: nn.Parameter(tensor=x),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_parameters_made_wrongly_raise_as_in_plain_python(call):
+    def step(x):
+        try:
+            return WRONG[call](x * 2)
+        except TypeError as error:
+            return str(error)
+
+    assert moebius.capture(step, backend="eager")(torch.ones(3)) == step(torch.ones(3))

@@ -127,3 +127,43 @@ def test_c_code_gets_the_number(form, number):
         torch.manual_seed(seed)
         x_T = torch.randn(3 + seed % 3)
         assert told(captured, x_T) == told(step, x_T)
+
+
+class Index:
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+    def __str__(self):
+        return "itself"
+
+    __repr__ = __str__
+
+
+OBJECTS = {
+    "repeat": lambda n: list(itertools.repeat(object=n, times=n)),
+    "repeat times": lambda n: list(itertools.repeat(n, n)),
+    "permutations": lambda n: list(itertools.permutations([1, 2, 3], n)),
+    "permutations r": lambda n: list(itertools.permutations([1, 2, 3], r=n)),
+    "combinations": lambda n: list(itertools.combinations([1, 2, 3], n)),
+    "islice": lambda n: list(itertools.islice([1, 2, 3], n)),
+    "product": lambda n: list(itertools.product([1, 2], repeat=n)),
+    "deque": lambda n: collections.deque([1, 2, 3], n),
+    "deque maxlen": lambda n: collections.deque([1, 2, 3], maxlen=n),
+    "enumerate": lambda n: list(enumerate("ab", n)),
+}
+
+
+@pytest.mark.parametrize("form", OBJECTS)
+def test_c_code_that_takes_no_index_gets_the_object(form):
+    def step(x_T):
+        try:
+            return x_T.sum(), OBJECTS[form](Index(2))
+        except TypeError as error:
+            return x_T.sum(), str(error)
+
+    captured, x_T = moebius.capture(step, backend="eager"), torch.ones(3)
+    for _ in range(2):
+        assert told(captured, x_T) == told(step, x_T)
