@@ -51,15 +51,16 @@ def opened_by_user(stack: tuple[Where, ...], innermost: Frame | None) -> tuple[F
     return frame, called
 
 
-def what_to_do(stop: Break, stack: tuple[Where, ...]) -> tuple[str, str]:
+def what_to_do(stop: Break, stack: tuple[Where, ...], root: Frame) -> tuple[str, str, bool]:
     """Detail and hint of a break: where an item is chosen by a number of the data, not what ``__getitem__`` of the
-    container asks of that number, which says nothing to who wrote ``self.experts[n]``."""
+    container asks of that number, which says nothing to who wrote ``self.experts[n]``. And whether the root's own
+    instruction chooses so: a loop around it would break in each iteration."""
     frame, called = opened_by_user(stack, stop.frame)
     if frame is not None and called is not None and called.code.co_name == "__getitem__":
         instruction, key = frame.program.instructions[frame.pc], next(iter(called.locals[1:]), None)
         if instruction.opname == "BINARY_SUBSCR" and (type(key) in SYMBOLIC or issubclass(type(key), KEYS)):
-            return CHOSEN, FOR_EACH
-    return stop.detail, stop.hint
+            return CHOSEN, FOR_EACH, frame is root
+    return stop.detail, stop.hint, False
 
 
 def shown_at(

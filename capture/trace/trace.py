@@ -46,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import is_in_handler, opened, refuse_lost_handler, words_of
 from .native_pieces import why_whole
-from .provenance import CHOSEN, place_of, shown_at, users_place, what_to_do, without_ours, written
+from .provenance import place_of, shown_at, users_place, what_to_do, without_ours, written
 from .recorder import Recorder, Recordings
 from .request import Request
 from .speculation import Speculation
@@ -122,7 +122,7 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
-        self.chooses = False  # whether the break is where data choose an item
+        self.chooses = False  # whether the break is where data choose an item, in this frame
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
         self.recorder: Recorder | None = None
@@ -340,8 +340,8 @@ class Trace:
                 self.root_step = step
             self.clean = False
         frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
-        instruction, (detail, hint) = frame.program.instructions[frame.pc], what_to_do(stop, stack)
-        self.chooses, (file, line, function) = detail == CHOSEN, users_place(stack) or ("", 0, "")
+        file, line, function = users_place(stack) or ("", 0, "")
+        instruction, (detail, hint, self.chooses) = frame.program.instructions[frame.pc], what_to_do(stop, stack, frame)
         self.graph_break = GraphBreak(
             stop.reason,
             self.world.told(written(detail, frame.code)),
