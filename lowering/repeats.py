@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.attention import finish_with_ours
@@ -25,7 +26,7 @@ from moebius.lowering.equal_nodes import same, same_items
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.region_calls import find_regions
 from moebius.lowering.torch_private import node_of_line
-from moebius.lowering.values import copy_node
+from moebius.lowering.values import apply, copy_node
 
 SHORTEST, FEWEST = 16, 4  # nodes of a layer, and layers, from which on a function of their own is worth it
 SHORTEST_CHAINED = 8  # where a node may be a chain
@@ -130,7 +131,15 @@ class Repeats:
         return self.outer.forward
 
     def reached(self, error: BaseException) -> Reached | None:
-        """Where it raised; None if the traceback does not lead through it."""
+        """Where it raised; None if the traceback does not lead through it. What stands before that has been done: a
+        number may raise between the operators of a chain, which runs behind it."""
+        found = self.raised_at(error)
+        for nodes in self.written().chains.values() if found is not None else ():
+            if found is not None and nodes[0] < found.node < nodes[-1] and found.node not in nodes:
+                run_nodes([node for node in nodes if node < found.node], found.values)
+        return found
+
+    def raised_at(self, error: BaseException) -> Reached | None:
         found = line_of(self.outer, error.__traceback__)
         if found is None:
             return None
@@ -154,6 +163,13 @@ class Repeats:
         if isinstance(body[position].target, ChainCall):
             node = next(nodes for nodes in written.chains.values() if nodes[0] is node)[step_of(below)]
         return Reached(node, values, below)
+
+
+@torch.no_grad()
+def run_nodes(nodes: list[fx.Node], values: dict[fx.Node, Any]) -> None:
+    """Run the nodes of a chain, one after another. values: what they are given, and then what they give."""
+    for node in nodes:
+        values[node] = apply(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
 
 
 def step_of(entry: types.TracebackType | None) -> int:
