@@ -27,7 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(seed_of_the_code())
     config.addinivalue_line("markers", "distributed: starts several processes")
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
-    config.addinivalue_line("markers", "faulty: lets capture see errors that Python has not")
     config.addinivalue_line("markers", "share(n): of many cases, n run, other ones for other code; --whole runs all")
 
 
@@ -94,21 +93,19 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 PRIVATE = re.compile(r"\b[su]\d+\b|\bunhinted\b|\b(Eq|Ne|Mod|FloorDiv)\(|\baten\.|FakeTensor")  # of torch
-BUG = "a bug of moebius"  # (GraphBreak.did_not_come)
 SAID: list[str] = []  # of graph breaks, since a test began
 
 
 @pytest.fixture(autouse=True)
-def breaks_are_told_in_words(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No graph break of any test says what a user cannot know, or that capture saw an error that Python has not."""
+def breaks_are_told_in_words() -> Iterator[None]:
+    """No graph break of any test says what a user cannot know."""
     if (records := sys.modules.get("moebius.report.records")) is not None:
         kind = records.GraphBreak
         if not hasattr(kind.__init__, "noted"):
-            kind.__init__, kind.did_not_come = with_note(kind.__init__), with_note(kind.did_not_come)
+            kind.__init__ = with_note(kind.__init__)
     SAID.clear()
     yield
-    faulty = request.node.get_closest_marker("faulty") is not None
-    assert not [said for said in SAID if PRIVATE.search(said) or (BUG in said and not faulty)]
+    assert not [said for said in SAID if PRIVATE.search(said)]
 
 
 def with_note(init: Callable[..., None]) -> Callable[..., None]:

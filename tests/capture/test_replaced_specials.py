@@ -125,7 +125,6 @@ def test_replaced(program):
         assert same(ours, plain)
 
 
-@pytest.mark.faulty
 def test_taken_for_those_of_the_base(monkeypatch):
     monkeypatch.setattr(containers, "is_replaced", lambda method, name: False)
     pairs = zip(calls(lenient, capture), calls(lenient, lambda step: step), strict=True)

@@ -44,7 +44,6 @@ def test_the_doctor_trains_a_layer_and_compares() -> None:
     assert outcome.equal and (outcome.graphs, outcome.breaks, outcome.hits, outcome.lowered) == (1, [], 2, 1)
 
 
-@pytest.mark.faulty
 @pytest.mark.parametrize("place", ["__init__", "call", "python_function"])
 def test_capture_that_fails_is_a_doctor_that_fails(place: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(Calls, place, breaks_everything)
@@ -114,7 +113,6 @@ def test_values_that_differ_are_a_failure(untested: Path) -> None:
     assert "other values" in str(selftest.try_first_step(lambda step, args: Wrong))
 
 
-@pytest.mark.faulty
 def test_that_it_works_is_remembered(untested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert selftest.works(captured_once)
     (file,) = untested.iterdir()
