@@ -332,7 +332,7 @@ def hooks_of_accumulation(leaves: Sequence[torch.Tensor]) -> bool:
     Torch lists them nowhere, but a new handle knows the dict of all (torch/csrc/autograd/python_cpp_function.cpp). That
     takes longer than all else that is asked of a leaf: ask once for many."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         nodes = AtLeaves.apply(*wanted).grad_fn.next_functions if wanted else ()
     found = False
     for node, _ in nodes:
