@@ -131,11 +131,15 @@ class ChainCall:
     def __call__(self, *inputs: Any) -> None:
         if nobody_looks() and self.chain.run(inputs, self.constants):
             return
-        values = dict(zip(self.inputs, inputs, strict=True))
-        for reached in range(len(self.nodes)):  # (a name that repeats.Repeats reads from the traceback)
-            node = self.nodes[reached]
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = apply(node, args, kwargs)
+        run_nodes(self.nodes, dict(zip(self.inputs, inputs, strict=True)))
+
+
+def run_nodes(nodes: list[fx.Node], values: dict[fx.Node, Any]) -> None:
+    """Run nodes of a chain, one after another. values: what they are given, and then what they give. How many have
+    run, ``reached``, is read from a traceback."""
+    for reached in range(len(nodes)):
+        node = nodes[reached]
+        values[node] = apply(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
 
 
 def find_chains(graph: fx.Graph) -> list[tuple[ChainCall, list[fx.Node], list[fx.Node]]]:

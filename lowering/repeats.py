@@ -20,13 +20,13 @@ import torch
 from torch import fx
 
 from moebius.lowering.attention import finish_with_ours
-from moebius.lowering.chains import ChainCall, find_chains
+from moebius.lowering.chains import ChainCall, find_chains, run_nodes
 from moebius.lowering.draft import Draft, finish
 from moebius.lowering.equal_nodes import same, same_items
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.region_calls import find_regions
 from moebius.lowering.torch_private import node_of_line
-from moebius.lowering.values import apply, copy_node
+from moebius.lowering.values import copy_node
 
 SHORTEST, FEWEST = 16, 4  # nodes of a layer, and layers, from which on a function of their own is worth it
 SHORTEST_CHAINED = 8  # where a node may be a chain
@@ -136,10 +136,13 @@ class Repeats:
         found = self.raised_at(error)
         for nodes in self.written().chains.values() if found is not None else ():
             if found is not None and nodes[0] < found.node < nodes[-1] and found.node not in nodes:
-                run_nodes([node for node in nodes if node < found.node], found.values)
+                with torch.no_grad():
+                    run_nodes([node for node in nodes if node < found.node], found.values)
         return found
 
     def raised_at(self, error: BaseException) -> Reached | None:
+        """The node that raised, written out, by the lines in the traceback: in the outer code, in a layer's, and how
+        far a chain had come."""
         found = line_of(self.outer, error.__traceback__)
         if found is None:
             return None
@@ -165,16 +168,9 @@ class Repeats:
         return Reached(node, values, below)
 
 
-@torch.no_grad()
-def run_nodes(nodes: list[fx.Node], values: dict[fx.Node, Any]) -> None:
-    """Run the nodes of a chain, one after another. values: what they are given, and then what they give."""
-    for node in nodes:
-        values[node] = apply(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
-
-
 def step_of(entry: types.TracebackType | None) -> int:
     """How far a chain had come, by a traceback that leads through it."""
-    while entry is not None and entry.tb_frame.f_code is not ChainCall.__call__.__code__:
+    while entry is not None and entry.tb_frame.f_code is not run_nodes.__code__:
         entry = entry.tb_next
     return 0 if entry is None else int(entry.tb_frame.f_locals.get("reached", 0))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import types
+from collections.abc import Callable
 from typing import Any
 
 from moebius.interpreter import UNSET, Frame, decode, is_kind
@@ -27,8 +28,10 @@ KEYS = (TensorProxy, Number)  # which may be of the data
 MAKES_ONE = ("CALL", "BINARY_", "UNARY_", "COMPARE_", "LOAD_", "BUILD_", "LIST_", "IS_OP", "CONTAINS_OP", "FORMAT_")
 LOCAL = re.compile(r"L\['(\w+)'\]")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
-CHOSEN = "which item this is follows from a number that only the running step knows"
-FOR_EACH = "loop over the items and give each its rows: `for e, item in enumerate(items): item(x[index == e])`"
+CHOSEN = (  # detail and hint where data choose an item
+    "which item this is follows from a number that only the running step knows",
+    "loop over the items and give each its rows: `for e, item in enumerate(items): item(x[index == e])`",
+)
 
 
 def place_of(frame: Frame, index: int) -> Place:
@@ -51,16 +54,15 @@ def opened_by_user(stack: tuple[Where, ...], innermost: Frame | None) -> tuple[F
     return frame, called
 
 
-def what_to_do(stop: Break, stack: tuple[Where, ...], root: Frame) -> tuple[str, str, bool]:
-    """Detail and hint of a break: where an item is chosen by a number of the data, not what ``__getitem__`` of the
-    container asks of that number, which says nothing to who wrote ``self.experts[n]``. And whether the root's own
-    instruction chooses so: a loop around it would break in each iteration."""
+def where_data_choose(stop: Break, stack: tuple[Where, ...]) -> Frame | None:
+    """The user's frame that asks for an item by a number of the data (``self.experts[n]``), where ``__getitem__`` of
+    the container breaks. What it asks of that number says nothing to who wrote that line."""
     frame, called = opened_by_user(stack, stop.frame)
-    if frame is not None and called is not None and called.code.co_name == "__getitem__":
-        instruction, key = frame.program.instructions[frame.pc], next(iter(called.locals[1:]), None)
-        if instruction.opname == "BINARY_SUBSCR" and (type(key) in SYMBOLIC or issubclass(type(key), KEYS)):
-            return CHOSEN, FOR_EACH, frame is root
-    return stop.detail, stop.hint, False
+    if frame is None or called is None or called.code.co_name != "__getitem__":
+        return None
+    instruction, key = frame.program.instructions[frame.pc], next(iter(called.locals[1:]), None)
+    by_data = type(key) in SYMBOLIC or issubclass(type(key), KEYS)
+    return frame if by_data and instruction.opname == "BINARY_SUBSCR" else None
 
 
 def shown_at(
@@ -78,6 +80,19 @@ def shown_at(
     names = names_in(place.code, place.offset)[:MOST]
     said = ((name, origin(name, known.get(name, UNSET), place.code, objects, writer)) for name in names)
     return excerpt_of(place), tuple(f"{name}: {text}" for name, text in said if text)
+
+
+def said_of(
+    stop: Break, stack: tuple[Where, ...], frame: Frame, tell: Callable[[str], str], chosen: bool
+) -> tuple[str, str, str, str, int, str, str, tuple[Where, ...]]:
+    """What a report says of a break, in the order of its record. tell: names what only capture has a name for; chosen:
+    whether it is where data choose an item."""
+    file, line, function = users_place(stack) or ("", 0, "")
+    instruction = frame.program.instructions[frame.pc]
+    operand = "" if instruction.arg is None else f" {instruction.argval!r:.60}"
+    detail, hint = CHOSEN if chosen else (stop.detail, stop.hint)
+    detail = tell(written(detail, frame.code))
+    return stop.reason, detail, hint, file, line, function, instruction.opname + operand, without_ours(stack)
 
 
 def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer: GraphWriter) -> str:

@@ -46,7 +46,7 @@ from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
 from .may_raise import is_in_handler, opened, refuse_lost_handler, words_of
 from .native_pieces import why_whole
-from .provenance import place_of, shown_at, users_place, what_to_do, without_ours, written
+from .provenance import place_of, said_of, shown_at, where_data_choose
 from .recorder import Recorder, Recordings
 from .request import Request
 from .speculation import Speculation
@@ -122,7 +122,7 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
-        self.chooses = False  # whether the break is where data choose an item, in this frame
+        self.chooses = False  # whether it breaks where data choose an item: a loop around it would break each time
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
         self.recorder: Recorder | None = None
@@ -340,20 +340,10 @@ class Trace:
                 self.root_step = step
             self.clean = False
         frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
-        file, line, function = users_place(stack) or ("", 0, "")
-        instruction, (detail, hint, self.chooses) = frame.program.instructions[frame.pc], what_to_do(stop, stack, frame)
-        self.graph_break = GraphBreak(
-            stop.reason,
-            self.world.told(written(detail, frame.code)),
-            hint,
-            file,
-            line,
-            function,
-            instruction.opname if instruction.arg is None else f"{instruction.opname} {instruction.argval!r:.60}",
-            without_ours(stack),
-            excerpt=expression,
-            origins=came_from,
-        )
+        chooser = where_data_choose(stop, stack)
+        self.chooses = chooser is frame
+        said = said_of(stop, stack, frame, self.world.told, chooser is not None)
+        self.graph_break = GraphBreak(*said, excerpt=expression, origins=came_from)
 
     def counts(self) -> Counts:
         """The user's instructions that the graph stands for: up to the break, without what only prepares its call."""
