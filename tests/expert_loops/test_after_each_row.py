@@ -128,6 +128,18 @@ def test_right(after, drop, own):
     assert lowered(layer(after, drop, own))
 
 
+BEHIND = [torch.relu, torch.tanh, torch.exp, torch.neg, torch.square, lambda y: y - 1, lambda y: y.clamp(-1, 1),
+          lambda y: y / (1 + y.abs())]  # fmt: skip
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("after", [rms, layer_norm, shares])
+def test_what_is_computed_behind_them(after, behind):
+    """It is done after the operator, too: alone it would be no work of this form."""
+    assert lowered(layer(lambda y, scale: behind(after(y, scale))))
+
+
 @pytest.mark.parametrize("after", WRONG)
 def test_wrong(after):
     assert not lowered(layer(after))
