@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.experts.views import BATCHED, indexed
+from moebius.lowering.experts.views import BATCHED, equation_of, indexed, same_value
 from moebius.lowering.operators import PRODUCTS, read_call
-from moebius.lowering.values import shape_of, tensor_of
+from moebius.lowering.values import certain, dtype_of, same_shape, shape_of, tensor_of
 
 STOPS = PRODUCTS | {"expert_loop"}
 VIEWS = frozenset({"transpose", "permute", "T", "mT", "cast", "contiguous", "chunk", "split", "unsqueeze"})
@@ -120,3 +120,38 @@ def goes_with(up: Weight, down: Weight) -> bool:
 def is_gathered(node: fx.Node) -> bool:
     found = parameter_of(node)
     return found is not None and found.gathered
+
+
+def with_bias(down: fx.Node, experts: int) -> fx.Node:
+    """What a down-projection with gathered weights gives plus the bias b [E, D] of each row's expert, ``+ b[index]``,
+    if that is all that is done with it (but for axes of size 1 that go); else itself."""
+    equation, numbers = equation_of(down), index_of(down)
+    if numbers is None or equation is None or len(set("".join(equation.letters)) - set(equation.result)) != 1:
+        return down
+    node = down
+    while len(node.users) == 1:
+        (user,) = node.users
+        call = read_call(user)
+        if call is None or call.op.inplace or call.name not in ("squeeze", "add"):
+            return down
+        if call.name == "squeeze":
+            node = user
+            continue
+        bias = call["other"] if call["input"] is node else call["input"]
+        index = gathered_with(bias) if isinstance(bias, fx.Node) else None
+        table = None if index is None else certain(read_call(bias))["input"]
+        known = index is not None and same_value(index) == same_value(numbers) and table < down
+        sizes = shape_of(table) if known else None
+        alike = dtype_of(user) == dtype_of(down) and same_shape(shape_of(user), shape_of(node))
+        return user if sizes is not None and len(sizes) == 2 and sizes[0] == experts and alike else down
+    return down
+
+
+def index_of(product: fx.Node) -> fx.Node | None:
+    """The index that a product's weights are gathered with."""
+    for node in product.all_input_nodes:
+        while parameter_of(node) is not None and (call := read_call(node)) is not None:
+            if gathered_with(node) is not None:
+                return gathered_with(node)
+            node = call["input"]
+    return None

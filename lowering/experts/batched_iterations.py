@@ -21,7 +21,14 @@ from torch import fx
 from torch.nn.functional import linear
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.batched import VIEWS, gathered_with, is_gathered, keeps_all, parameter_of
+from moebius.lowering.experts.batched import (
+    VIEWS,
+    gathered_with,
+    is_gathered,
+    keeps_all,
+    parameter_of,
+    with_bias,
+)
 from moebius.lowering.experts.layout import (
     COLUMNS,
     FEATURE,
@@ -87,8 +94,9 @@ class Batched(Builder):
 
     def __init__(self, gm: fx.GraphModule, down: fx.Node, experts: int, ups: list[fx.Node], storage: Storage,
                  gates: Gates | None = None):
-        super().__init__(gm, [Place(down, down, down)] * experts, storage)
-        self.down, self.ups, self.experts = down, set(ups), experts
+        end = with_bias(down, experts)
+        super().__init__(gm, [Place(end, end, end)] * experts, storage)
+        self.down, self.ups, self.experts, self.end = down, set(ups), experts, end
         self.begin = min(ups)
         self.under_no_grad = without_grad(gm.graph)
         self.gates = gates  # what says which rows are zero, and run nowhere
@@ -96,7 +104,7 @@ class Batched(Builder):
         self.written: list[fx.Node] = []
         self.laid_nodes: dict[fx.Node, Laid] = {}
         self.within: dict[fx.Node, bool] = {down: True}
-        self.computed: set[fx.Node] = {down}  # what the products are made of, behind which the loop stands
+        self.computed: set[fx.Node] = {down, end}  # what the products are made of, behind which the loop stands
         self.given: set[fx.Node] = set()  # what it reads
         self.index: fx.Node | None = None
         self.index_dims: Dims = ()
@@ -428,33 +436,36 @@ class Batched(Builder):
 
     def expert_of_each_row(self) -> fx.Node:
         """[S]. A number below 0 counts from the end and one beyond the experts raises, as in torch's indexing."""
-        value = certain(tensor_of(self.down))
+        value = certain(tensor_of(self.end))
         numbers = self.index
         bounds = None if numbers is None else index_bounds(numbers)
         if numbers is None or bounds is None or bounds[0] < 0 or bounds[1] > self.experts:
-            with self.gm.graph.inserting_before(self.down):
+            with self.gm.graph.inserting_before(self.end):
                 every = self.gm.graph.call_function(torch.arange, (self.experts,), {"device": value.device})
             with torch.no_grad():
                 every.meta["val"] = value.new_empty((self.experts,), dtype=torch.int64)
-            self.kept(stands_at(every, self.down))
+            self.kept(stands_at(every, self.end))
             numbers = every if numbers is None else self.before(operator.getitem, every, numbers)
         return self.spread(numbers, self.index_dims)
 
     def loop(self) -> tuple[fx.Node, fx.Node]:
         """(the loop's node, what the last product gives), before the last product. Raises Differ, NoExperts."""
         rows, letters, split = self.product(self.down, last=True)
+        if self.end is not self.down:
+            self.laid_nodes[self.down] = rows
+            rows, letters = self.laid(self.end), split.result
         self.order = [axis for axis in rows.dims if isinstance(axis, Axis)]
         if not self.wide or not set(self.index_dims) - {None} <= set(self.order):
-            raise NoExperts("the rows are not those of the experts", self.down)
+            raise NoExperts("the rows are not those of the experts", self.end)
         self.check_between()
         zeros = self.before(torch.zeros_like, self.spread(*self.wide[0]))
-        self.places = [Place(self.down, self.down, zeros)] * self.experts
+        self.places = [Place(self.end, self.end, zeros)] * self.experts
         self.state.meta["val"], self.carried = value_of(zeros), True
         numbers = self.expert_of_each_row()
-        chosen = add_call(self.body, self.down, torch.eq, self.capture(numbers), self.row)
-        places = add_call(self.body, self.down, torch.where, chosen)
-        self.token = add_call(self.body, self.down, operator.getitem, places, 0)
-        add_rows(self.state, self.token, rows.node(), self.down)
+        chosen = add_call(self.body, self.end, torch.eq, self.capture(numbers), self.row)
+        places = add_call(self.body, self.end, torch.where, chosen)
+        self.token = add_call(self.body, self.end, operator.getitem, places, 0)
+        add_rows(self.state, self.token, rows.node(), self.end)
         gates = self.rows_of_zeros(rows.node()) if self.gates is None else None
         if gates is not None:
             for node in reversed(self.written):
@@ -474,7 +485,7 @@ class Batched(Builder):
             return None
         if any(same_value(leaf) != same_value(rows) for leaf, _ in self.leaves):
             return None
-        gates = gates_of(rows, self.storage, self.down)
+        gates = gates_of(rows, self.storage, self.end)
         if gates is None or (shape_of(gates.gates) or ())[1] != self.experts:
             return None
         return gates if zero_at_zero(self.body, next(iter(self.looked_up.values())), result) else None
@@ -487,7 +498,7 @@ class Batched(Builder):
             for view in gates.views:
                 call = certain(read_call(view))
                 replaced = {call["input"]: mask}
-                with self.gm.graph.inserting_before(self.down):
+                with self.gm.graph.inserting_before(self.end):
                     mask = self.gm.graph.node_copy(view, lambda node, table=replaced: table.get(node, node))  # type: ignore[misc]
                 mask.meta["val"] = infer(mask)
                 self.kept(mask)
@@ -500,7 +511,7 @@ class Batched(Builder):
 
     def result(self, total: fx.Node, dims: Dims, letters: str, split: Split) -> fx.Node:
         """The rows' results as the last product gives them, and what else its line does with them."""
-        value, sum_of_iterations = certain(tensor_of(self.down)), total
+        value, sum_of_iterations = certain(tensor_of(self.end)), total
         if value.dtype != dtype_of(total):
             total = self.before("to", total, value.dtype)
         if self.gates is not None:
@@ -536,13 +547,13 @@ class Batched(Builder):
         plain Python makes between the products, and reads again in backward, must still be what it was."""
         begin = min(self.computed)
         used = self.computed | self.given
-        made = (self.computed | {node for node in (self.index,) if node is not None}) - {self.down}
-        for writer in self.storage.writers_of(used, begin, self.down):
+        made = (self.computed | {node for node in (self.index,) if node is not None}) - {self.end}
+        for writer in self.storage.writers_of(used, begin, self.end):
             raise Differ(f"{target_name(writer)} changes between the products what they use", writer)
-        for writer in self.storage.writers_of(made, self.down):
+        for writer in self.storage.writers_of(made, self.end):
             raise Differ(f"{target_name(writer)} changes what the products were computed of", writer)
         for node in self.gm.graph.nodes:
-            if begin < node < self.down and has_effect(node):
+            if begin < node < self.end and has_effect(node):
                 raise Differ(f"{target_name(node)} stands between the products", node)
 
     def write(self, like: fx.Node, dims: Dims, args: tuple, kwargs: Any = None, target: Any = None) -> fx.Node:

@@ -1,4 +1,5 @@
-"""``h = torch.bmm(x, w1); h += b1`` of experts, as ``h = h + b1``, where nothing else sees that ``h``."""
+"""``h = torch.bmm(x, w1); h += b1`` of experts, as ``h = h + b1``, where nothing else sees that ``h``, or what it is a
+view of."""
 
 from __future__ import annotations
 
@@ -49,11 +50,23 @@ def may_be_one(node: fx.Node) -> bool:
     call = read_call(node)
     if call is None or not call.op.inplace or call.name not in FORMS or not isinstance(node.args[0], fx.Node):
         return False
-    target, product = node.args[0], read_call(node.args[0])
+    target = views_of_one(node.args[0])[-1]
+    product = read_call(target)
     if product is None or product.name not in PRODUCTS or not isinstance(product["input"], fx.Node):
         return weight_of(target) is not None
     rows = expert_rows(target) or [product["input"]]
     return weight_of(target) is not None or source_of(rows[0]) is not None
+
+
+def views_of_one(node: fx.Node) -> list[fx.Node]:
+    """A tensor, and what it is a view of: each by the one that reads it alone (``torch.bmm(w, x).squeeze(-1)``)."""
+    found = [node]
+    while (call := read_call(node)) is not None and call.op.alias and call.name not in PRODUCTS:
+        node = call.args.get("input")
+        if not isinstance(node, fx.Node) or list(node.users) != [found[-1]]:
+            break
+        found.append(node)
+    return found
 
 
 def functional(graph: fx.Graph) -> bool:
@@ -96,7 +109,8 @@ def is_without_grad(target: fx.Node, write: fx.Node) -> bool:
 
 def is_alone(target: fx.Node, write: fx.Node, storage: Storage) -> bool:
     """Whether the write is the first thing that happens to a tensor, and nothing else leads to its memory."""
-    earlier = [other for other in storage.family(target) if other is not target and other < write]
+    own = views_of_one(target)
+    earlier = [other for other in storage.family(target) if other not in own and other < write]
     return not earlier and storage.is_fresh(target) and not any(user < write for user in target.users)
 
 

@@ -308,7 +308,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
             refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
             return region
         if replace_loop(work, loop, layer.storage, region):
-            down.replace_all_uses_with(result)
+            layer.end.replace_all_uses_with(result)
             work.loose += layer.drop()
             move_to_tokens(work, region, attempt.before)
     return attempt.told

@@ -349,6 +349,35 @@ def test_frozen_weights_are_experts_too(frozen: tuple[int, ...]) -> None:
             torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
 
 
+BIASES = {
+    "above": ("gate, rest = h.chunk(2, -1)", "h += above[ids]; gate, rest = h.chunk(2, -1)"),
+    "behind": ("back = torch.empty_like(order)", "y += behind[ids]; back = torch.empty_like(order)"),
+    "behind, out of place": ("back = torch.empty_like(order)", "y = behind[ids] + y; back = torch.empty_like(order)"),
+}
+
+
+@pytest.mark.parametrize("names", [("above",), ("behind",), ("above", "behind"), ("above", "behind, out of place")])
+def test_biases(names: tuple[str, ...]) -> None:
+    source = AS_WRITTEN.replace("up, down)", "up, down, above, behind)")
+    for old, new in map(BIASES.__getitem__, names):
+        assert old in source
+        source = source.replace(old, new)
+    layer, seen = made(source), []
+    for call in (layer, explain(layer)):
+        torch.manual_seed(1)
+        given = [*inputs_of(), torch.randn(E, 2 * N, requires_grad=True), torch.randn(E, D, requires_grad=True)]
+        found = call(*given)
+        result = getattr(found, "result", found)
+        result.square().sum().backward()
+        seen.append([result.detach(), *(t.grad for t in given)])
+    moebius.reset()
+    assert [region.top_k for region in found.expert_regions if region.lowered] == [K]
+    for plain, captured in zip(*seen, strict=True):
+        assert (plain is None) == (captured is None)
+        if plain is not None:
+            torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
+
+
 REASONS = {
     "a value is given out": ("return z[back].view(-1, K, D).sum(1)", "return z[back].view(-1, K, D).sum(1), h",
                              "a value that the loop's iterations compute is given out"),
