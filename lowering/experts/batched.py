@@ -139,9 +139,10 @@ def with_bias(down: fx.Node, experts: int) -> fx.Node:
             continue
         bias = call["other"] if call["input"] is node else call["input"]
         index = gathered_with(bias) if isinstance(bias, fx.Node) else None
-        table = None if index is None else certain(read_call(bias))["input"]
-        known = index is not None and same_value(index) == same_value(numbers) and table < down
-        sizes = shape_of(table) if known else None
+        if index is None or same_value(index) != same_value(numbers):
+            return down
+        table = certain(read_call(bias))["input"]
+        sizes = shape_of(table) if table < down else None
         alike = dtype_of(user) == dtype_of(down) and same_shape(shape_of(user), shape_of(node))
         return user if sizes is not None and len(sizes) == 2 and sizes[0] == experts and alike else down
     return down

@@ -62,9 +62,10 @@ def views_of_one(node: fx.Node) -> list[fx.Node]:
     """A tensor, and what it is a view of: each by the one that reads it alone (``torch.bmm(w, x).squeeze(-1)``)."""
     found = [node]
     while (call := read_call(node)) is not None and call.op.alias and call.name not in PRODUCTS:
-        node = call.args.get("input")
-        if not isinstance(node, fx.Node) or list(node.users) != [found[-1]]:
+        source = call.args.get("input")
+        if not isinstance(source, fx.Node) or list(source.users) != [node]:
             break
+        node = source
         found.append(node)
     return found
 

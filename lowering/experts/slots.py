@@ -54,13 +54,15 @@ class Rows:
 @dataclass
 class Sum:
     """What is done with the rows' results. chain: the nodes, the last one the sum over each token's slots. weights: of
-    the slots, [S] or [T, K]; column: what the results are multiplied with. place: at which row each slot is; inverse:
+    the slots, [S] or [T, K]; column: what the results are multiplied with; factor: the numbers that all are multiplied
+    with. place: at which row each slot is; inverse:
     the node that writes it, if one does. base: what the sum is added to, if that is not zeros; token: which token each
     row is added to; written: the zeros that it was written into."""
 
     chain: list[fx.Node] = field(default_factory=list)
     weights: fx.Node | None = None
     column: fx.Node | None = None
+    factor: float = 1.0
     place: fx.Node | None = None
     inverse: fx.Node | None = None
     base: fx.Node | None = None
@@ -72,19 +74,31 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     """The operator on tokens in the place of ``node``, one on rows, and of what is done with its result; or None, and
     the graph is as it was."""
     x, _, _, index, weight = node.args[:5]
-    rows = slot_rows(x) if isinstance(x, fx.Node) and weight is None else None
+    rows = slot_rows(x) if isinstance(x, fx.Node) else None
+    own, factor = None if rows is None else slot_weights(weight, rows.order, None), factor_of(weight)
+    if own is None and factor is None:
+        return None
     numbers = None if rows is None else slot_numbers(index, rows.order, node.args[1])
     storage = Storage(node.graph) if numbers is not None else None
     end = None if rows is None or storage is None else added_up(node, rows, storage)
     if rows is None or numbers is None or storage is None or end is None:
         return None
     last = end.chain[-1]
-    if not stands_still(node, rows, numbers, end, storage):
+    weights = [one for one in (own, end.weights) if one is not None]
+    factor = end.factor * (1.0 if factor is None else factor)
+    if not weights and factor != 1.0:
+        return None
+    if not stands_still(node, rows, numbers, end, weights, storage):
         return None
     graph = node.graph
     with graph.inserting_before(last):
         index_TK = add_call(graph, node, "reshape", numbers, -1, rows.k)
-        weight_TK = None if end.weights is None else add_call(graph, node, "reshape", end.weights, -1, rows.k)
+        weight_TK = None
+        for one in weights:
+            part_TK = add_call(graph, node, "reshape", one, -1, rows.k)
+            weight_TK = part_TK if weight_TK is None else add_call(graph, node, torch.mul, weight_TK, part_TK)
+        if factor != 1.0:
+            weight_TK = add_call(graph, node, torch.mul, weight_TK, factor)
         given = (rows.x, *node.args[1:3], index_TK, weight_TK, *node.args[5:])
         made = stands_at(graph.call_function(experts, given, node.kwargs), node)
         made.meta["val"] = infer(made)
@@ -145,9 +159,11 @@ def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | No
         every = read_call(looked["input"])
         if every is not None and every.name == "arange":  # (it raises for numbers beyond the experts)
             bounds, experts_here = index_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
-            if bounds is None or bounds[0] < 0 or bounds[1] > experts_here or every["bounds"] != (experts_here,):
+            within = bounds is not None and bounds[0] >= 0 and bounds[1] <= experts_here
+            if within and every["bounds"] == (experts_here,):
+                numbers = looked["index"]
+            elif order is not None:
                 return None
-            numbers = looked["index"]
     if order is None:
         return numbers if not is_sorted(numbers) else None
     slots = uncast(sorted_by(order))
@@ -192,6 +208,8 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
             plain = keeps_order(tuple(key for key in keys if type(key) is not int))
             if not plain or not same_shape(tuple(size for size in sizes if not sized_one(size)), shape):
                 return None
+        elif call.name == "mul" and type(call["other"]) in (int, float):
+            found.factor *= call["other"]
         elif call.name == "mul" and found.weights is None and len(sizes) == (3 if apart else 2):
             other = call["other"] if call["input"] is now else call["input"]
             found.weights = slot_weights(other, None if in_order else rows.order, rows.k if apart else None)
@@ -281,6 +299,15 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
     return call["input"] if added and same_size((shape_of(call["input"]) or (0, 0))[1], k) else None
 
 
+def factor_of(weight: Any) -> float | None:
+    """The number that all rows are multiplied with, ``torch.ones_like(rows) * 2.0``; 1 without weights."""
+    if weight is None:
+        return 1.0
+    call = read_call(weight)
+    ones = read_call(call["input"]) if call is not None and call.name == "mul" else None
+    return call["other"] if call is not None and ones is not None and ones.name == "ones" else None
+
+
 def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:
     """The one node that writes into ``place`` before ``at``."""
     writers = list(storage.writers_of((place,), place, at))
@@ -308,19 +335,21 @@ def is_unseen(writer: fx.Node, storage: Storage) -> bool:
     return storage.is_fresh(target) and storage.family(target) == {target} and set(target.users) == {writer}
 
 
-def stands_still(node: fx.Node, rows: Rows, numbers: fx.Node, end: Sum, storage: Storage) -> bool:
+def stands_still(
+    node: fx.Node, rows: Rows, numbers: fx.Node, end: Sum, weights: list[fx.Node], storage: Storage
+) -> bool:
     """Whether all of it may be computed where the sum is: nothing that the proof went through was written to by then,
     or is before backward; history was dropped nowhere, and no mode changes."""
     last = end.chain[-1]
     values = None if end.inverse is None else end.inverse.args[2]
-    made = [one for one in (node.args[0], node.args[3], end.column, values, end.token) if isinstance(one, fx.Node)]
-    ends = {one for one in (rows.x, rows.order, numbers, end.weights, end.place) if one is not None}
+    made = [one for one in (node.args[0], *node.args[3:5], end.column, values, end.token) if isinstance(one, fx.Node)]
+    ends = {one for one in (rows.x, rows.order, numbers, *weights, end.place) if one is not None}
     passed = computed_of(made, lambda one: () if one in ends or one.op == "placeholder" else one.all_input_nodes)
     passed |= {*node.all_input_nodes, node, *end.chain[:-1], *ends} | computed_since_the_choice([numbers])
     passed -= {end.place} if end.inverse is not None and end.place is not None else set()
     if storage.writer_into(passed, last) is not None:
         return False
-    kept = [one for one in (rows.x, end.weights) if one is not None]
+    kept = [rows.x, *weights]
     if writer_before_backward(storage, last, kept, kept, last) is not None:
         return False
     if not without_grad(node.graph).isdisjoint(passed - computed_since_the_choice([numbers]) - ends):

@@ -352,17 +352,49 @@ def test_frozen_weights_are_experts_too(frozen: tuple[int, ...]) -> None:
 BIASES = {
     "above": ("gate, rest = h.chunk(2, -1)", "h += above[ids]; gate, rest = h.chunk(2, -1)"),
     "behind": ("back = torch.empty_like(order)", "y += behind[ids]; back = torch.empty_like(order)"),
+    "doubled": ("back = torch.empty_like(order)", "y = y * 2; back = torch.empty_like(order)"),
     "behind, out of place": ("back = torch.empty_like(order)", "y = behind[ids] + y; back = torch.empty_like(order)"),
 }
 
 
-@pytest.mark.parametrize("names", [("above",), ("behind",), ("above", "behind"), ("above", "behind, out of place")])
+@pytest.mark.parametrize("names", [("above",), ("behind",), ("doubled",), ("above", "behind, out of place")])
 def test_biases(names: tuple[str, ...]) -> None:
     source = AS_WRITTEN.replace("up, down)", "up, down, above, behind)")
     for old, new in map(BIASES.__getitem__, names):
         assert old in source
         source = source.replace(old, new)
-    layer, seen = made(source), []
+    on_tokens(made(source))
+
+
+# As stock models have it that gather the weights, and add biases in place to a view of the product.
+EACH_ROW = """
+def layer(x, logits, up, down, above, behind):
+    weight, index = logits.softmax(-1).topk(K)
+    flat = {numbers}
+    rows = x.repeat_interleave(K, 0)
+    h = torch.bmm(up[flat], rows.unsqueeze(-1)).squeeze(-1)
+    {first}
+    gate, rest = h.chunk(2, -1)
+    y = torch.bmm(down[flat], (silu(gate) * rest).unsqueeze(-1)).squeeze(-1)
+    {second}
+    return (y * weight.reshape(-1).unsqueeze(-1)).view(-1, K, D).sum(1)
+"""
+NUMBERS = ("index.reshape(-1)", "torch.arange(E).flip(0)[index].reshape(-1)")  # (a table's numbers may be any)
+FIRST = ("pass", "h.add_(above[flat])", "h = h + above[flat]")
+SECOND = ("pass", "y.add_(behind[flat])", "y = y + behind[flat]", "y = y * 2", "y += behind[flat]; y *= 0.5")
+
+
+@pytest.mark.share(8)
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_weights_gathered_for_each_row(numbers: str, first: str, second: str) -> None:
+    on_tokens(made(EACH_ROW.format(numbers=numbers, first=first, second=second)))
+
+
+def on_tokens(layer) -> None:
+    """It is the operator on tokens, and what it gives is equal, gradients too."""
+    seen = []
     for call in (layer, explain(layer)):
         torch.manual_seed(1)
         given = [*inputs_of(), torch.randn(E, 2 * N, requires_grad=True), torch.randn(E, D, requires_grad=True)]
