@@ -95,8 +95,9 @@ def share(source: Path, every: int) -> list[str]:
 
 
 def counts(output: str) -> str:
-    """``12 passed, 1 failed`` of pytest's last line."""
-    found = re.findall(r"(\d+) (passed|failed|error)", output.strip().rpartition("\n")[2])
+    """``12 passed, 1 failed`` of pytest's last line. (Libraries may write more as the process ends.)"""
+    ends = re.findall(r"^.*\b\d+ (?:passed|failed|errors?)\b.* in [\d.]+s\b.*$", output, re.M)
+    found = re.findall(r"(\d+) (passed|failed|error)", ends[-1]) if ends else []
     return ", ".join(f"{number} {what}" for number, what in found) or "did not end"
 
 
