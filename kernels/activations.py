@@ -109,16 +109,16 @@ def activate_halves(gate_half: Tensor, up_half: Tensor | None, activation: Activ
     return value * up_half if value.requires_grad else value.mul_(up_half)  # (autograd keeps the value of some)
 
 
-def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str
-                      ) -> tuple[Tensor, Tensor]:
+def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str,
+                      room: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A recomputed from h, and dH from dA. grad_a: [rows, N] and h: [rows, M] -> (a [rows, N], grad_h [rows, M]).
 
-    grad_h has h's layout of gate and up.
+    grad_h has h's layout of gate and up; it is the room, where there is one.
     """
     gate_half, up_half = split_gate(h, gate)
-    if up_half is None and isinstance(activation, Activation):
+    if up_half is None and isinstance(activation, Activation) and room is None:
         return activation.value(gate_half), activation.backward(grad_a, gate_half)
-    grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+    grad_h = torch.empty_like(h, memory_format=torch.contiguous_format) if room is None else room
     return backward_halves(grad_a, gate_half, up_half, activation, *split_gate(grad_h, gate)), grad_h
 
 

@@ -14,7 +14,7 @@ def gated(h: Tensor, scale: Tensor | None, options: Options, out: Tensor) -> Ten
     activation = find_activation(options.activation, options.gate)
     if not panel_work.gated(out, h, scale, activation, options.gate):
         a = activate(h.to(accumulate_dtype(h.dtype)), activation, options.gate)
-        out.copy_(a if scale is None else a.mul_(scale[:, None]))
+        out.copy_(a) if scale is None else torch.mul(a, scale[:, None], out=out)
     return out
 
 
@@ -27,8 +27,10 @@ def gated_backward(grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Opt
         exact = accumulate_dtype(h.dtype)
         grad_a = grad_a.to(exact)
         value, slope = activate_backward(
-            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate)
+            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate,
+            grad_h if grad_h.dtype == exact else None)
         if dot is not None:
             torch.linalg.vecdot(grad_a, value, out=dot)
-        a.copy_(value if scale is None else value.mul_(scale[:, None]))
-        grad_h.copy_(slope)
+        a.copy_(value) if scale is None else torch.mul(value, scale[:, None], out=a)
+        if slope is not grad_h:
+            grad_h.copy_(slope)

@@ -1,7 +1,7 @@
 """The CPU form's GEMMs: a panel's rows times their experts' weights, and weight gradients, one expert after another.
 
 The library multiplies. To find the operands of a small product costs Python as much as a tenth of the product, so C
-does that for a whole panel, and calls torch (native/products.c). For float64, the 8 bit formats, mixed dtypes, and in a
+does that for a whole panel, and calls torch (native/products.c). For the 8 bit formats, mixed dtypes, and in a
 checkout that was not built, the loops here call torch.mm, which is the same product. 16 bits are multiplied in float32
 where that is faster (widening.py), and the product rounded.
 """
@@ -63,7 +63,7 @@ class Matrices:
         if (found := panel_work.table([parts] if isinstance(parts, Tensor) else parts)) is None:
             return  # (what a view with the negative bit means does not stand in its memory)
         dtype, self.sizes, self.strides, addresses = found
-        if dtype not in panel_work.DTYPES or 0 in self.sizes:
+        if dtype not in panel_work.MULTIPLIED or 0 in self.sizes:
             return  # (the address of no numbers is 0, as that of a part that is not there: C would write no product)
         self.dtype, self.table = dtype, array("q", addresses)
         if isinstance(parts, Tensor):

@@ -22,9 +22,9 @@
 #define INLINED inline
 #endif
 
-typedef enum { FLOAT32, BFLOAT16, FLOAT16 } Dtype;
+typedef enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 } Dtype; /* FLOAT64: of products alone */
 
-static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
+static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
 
 /* The names of kernels/activations.py. */
 typedef enum { SILU, GELU_TANH, RELU, RELU2, SIGMOID, IDENTITY, GELU, ACTIVATIONS } Activation;

@@ -2,7 +2,7 @@
 experts of a panel that calls torch's products, a whole layer, and the order of slots.
 
 Each function returns False (sort_rows: None), having done nothing, where C does not do it: the extension is not
-built, the dtype is float64, the activation is an expression, or memory is not laid out row after
+built, the dtype is float64 (but for products), the activation is an expression, or memory is not laid out row after
 row. The caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does
 in up to eight, with 16 bits widened in registers instead of in memory.
 """
@@ -28,6 +28,7 @@ except ImportError:  # a checkout that was not built: torch's operators do all o
 
 # The numbers that elements.h and rows.c give them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+MULTIPLIED = {**DTYPES, torch.float64: 3}  # by torch, of which C finds the operands
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5, "gelu": 6}
 GATES = {"concat": 0, "interleaved": 1, "none": 2}
 NEVER, ALWAYS, LATER = range(3)  # whether a product is added; LATER: unless no earlier panel has the expert
@@ -95,7 +96,7 @@ def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: t
     """out = left @ right for each segment of a panel, by torch, in float32 where it has ``wide`` rows or more. The
     operands are as rows.pyi says, of this dtype."""
     assert rows is not None
-    rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add, wide,
+    rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), MULTIPLIED[dtype], add, wide,
                   torch.get_num_threads())
 
 

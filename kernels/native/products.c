@@ -19,8 +19,8 @@ static int32_t (*make)(void *, int64_t, const int64_t *, const int64_t *, int64_
 static int32_t (*delete)(Handle);
 static int32_t (*mm_out)(Handle, Handle, Handle);
 static int32_t (*addmm_out)(Handle, Handle, Handle, Handle, double, double);
-static int32_t numbers[3], cpu;
-static _Atomic long long made[3], own; /* products of each dtype; of all, those of gemm() */
+static int32_t numbers[4], cpu;
+static _Atomic long long made[4], own; /* products of each dtype; of all, those of gemm() */
 
 int products_find(void)
 {
@@ -30,15 +30,17 @@ int products_find(void)
     int32_t (*float32)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_float32");
     int32_t (*bfloat16)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_bfloat16");
     int32_t (*float16)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_float16");
+    int32_t (*float64)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_float64");
     int32_t (*device)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_device_type_cpu");
     *(void **)&make = dlsym(torch, "aoti_torch_create_tensor_from_blob");
     *(void **)&delete = dlsym(torch, "aoti_torch_delete_tensor_object");
     *(void **)&mm_out = dlsym(torch, "aoti_torch_cpu_mm_out");
     *(void **)&addmm_out = dlsym(torch, "aoti_torch_cpu_addmm_out");
-    if (float32 == NULL || bfloat16 == NULL || float16 == NULL || device == NULL || make == NULL || delete == NULL ||
-        mm_out == NULL || addmm_out == NULL)
+    if (float32 == NULL || bfloat16 == NULL || float16 == NULL || float64 == NULL || device == NULL || make == NULL ||
+        delete == NULL || mm_out == NULL || addmm_out == NULL)
         return 0;
-    numbers[FLOAT32] = float32(), numbers[BFLOAT16] = bfloat16(), numbers[FLOAT16] = float16(), cpu = device();
+    numbers[FLOAT32] = float32(), numbers[BFLOAT16] = bfloat16(), numbers[FLOAT16] = float16();
+    numbers[FLOAT64] = float64(), cpu = device();
     return 1;
 }
 
@@ -69,7 +71,7 @@ int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dt
 PyObject *products_made(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    return Py_BuildValue("(LLL)", made[FLOAT32], made[BFLOAT16], made[FLOAT16]);
+    return Py_BuildValue("(LLLL)", made[FLOAT32], made[BFLOAT16], made[FLOAT16], made[FLOAT64]);
 }
 
 PyObject *gemm_products(PyObject *module, PyObject *nothing)
@@ -180,7 +182,7 @@ static int find_matrices(const Task *task, const Segment *segment, Matrix *matri
 
 static int is_wide(const Task *task, const Segment *segment)
 {
-    return task->dtype != FLOAT32 && segment->high - segment->low >= task->wide;
+    return (task->dtype == BFLOAT16 || task->dtype == FLOAT16) && segment->high - segment->low >= task->wide;
 }
 
 /* The numbers of room that the segment with the most needs. */
