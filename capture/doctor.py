@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from textwrap import wrap
 from typing import Any
 
-from .versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS, TORCHES, dotted, is_tested, lacks, numbers, works_on
+from .versions import OLDEST_TORCH, PYTHONS, RELEASES, TORCHES, dotted, is_tested, lacks, numbers, works_on
 
 # mark, and its ANSI colour
 MARKS = {"ok": ("✓", 32), "instead": ("–", 33), "missing": ("✗", 31)}
@@ -90,8 +90,7 @@ def torch() -> Iterator[Finding]:
     elif numbers(found) < OLDEST_TORCH:
         yield Finding("torch", found, "missing", works_on())
     elif not is_tested(found):
-        tested = f"{dotted(OLDEST_TORCH)} to {dotted(NEWEST_TORCH)}"
-        note = f"not tested (releases from {tested} are): what is said of capture below was tried just now"
+        note = f"not tested ({', '.join(RELEASES)} are): what is said of capture below was tried just now"
         yield Finding("torch", found, "instead", note)
     else:
         yield Finding("torch", found, "ok")

@@ -16,7 +16,7 @@ from moebius import capture, doctor, selftest, stats, trial
 from moebius.cache.captured import captured_once
 from moebius.cli import main
 from moebius.python.calls import Calls
-from moebius.versions import TORCHES, is_tested
+from moebius.versions import RELEASES, TORCHES, is_tested, numbers
 
 
 @pytest.fixture
@@ -82,8 +82,9 @@ def test_experts_that_are_not_lowered_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_on_a_tested_torch_nothing_is_tried_first() -> None:
     assert is_tested(torch.__version__) == (selftest.WORKS is True)
-    assert all(is_tested(f"{major}.{minor}.1+cu130") for major, minor in TORCHES)
-    assert not any(map(is_tested, ("2.10.0", "2.99.0", "3.0.1", "2.13.0.dev20260101+cpu", "2.13.0a0+git12")))
+    assert {*map(numbers, RELEASES)} == {*TORCHES} and all(is_tested(f"{release}+cu130") for release in RELEASES)
+    others = "2.10.0", "2.13.1", "2.13.0.dev20260101+cpu", "2.13.0a0+git12", "2.15.9", "2.99.0", "3.0.1"
+    assert not any(map(is_tested, others))
 
 
 def test_where_capture_fails_there_is_one_warning_and_all_runs_natively(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moebius.versions import BESIDE_TRITON, NEWEST_TORCH, OLDEST_TORCH, TORCHES, dotted, works_on
+from moebius.versions import BESIDE_TRITON, NEWEST_TORCH, OLDEST_TORCH, RELEASES, TORCHES, dotted, works_on
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -23,6 +23,14 @@ def test_torch_is_bounded_by_what_was_tested() -> None:
     after = (newest[0], newest[1] + 1)
     assert PROJECT["optional-dependencies"]["triton"] == [f"triton>={dotted(oldest)},<{dotted(after)}"]
     assert set(BESIDE_TRITON) <= set(TORCHES.values())
+
+
+def test_what_counts_as_tested_was_tried() -> None:
+    """By `make torches`, or by the tests at each commit."""
+    page = (ROOT / "docs" / "versions.md").read_text()
+    rows = re.findall(r"^\| (\d[\d.]+)(?:\+\w+)? \|", page.partition("\n## ")[0], re.M)
+    (pinned,) = re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert set(RELEASES) == {*rows, pinned}
 
 
 @pytest.mark.parametrize("name", ["numpy", "bytecode", "rich", "pygments"])
