@@ -34,7 +34,8 @@ class Products(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        for dtype, before, after in zip(panel_work.MULTIPLIED, self.before, panel_work.rows.products_made(), strict=True):
+        now = panel_work.rows.products_made()
+        for dtype, before, after in zip(panel_work.MULTIPLIED, self.before, now, strict=True):
             self.made[dtype] += after - before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
