@@ -48,6 +48,7 @@
 #ifndef Py_BUILD_CORE
 #define Py_BUILD_CORE 1
 #endif
+#undef _PyGC_FINALIZED /* 3.12 has a macro and an internal function of that name */
 #include <internal/pycore_frame.h>
 #if PY_VERSION_HEX >= 0x030C0000
 #include <internal/pycore_interp.h>

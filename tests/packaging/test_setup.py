@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+
+from moebius.versions import PYTHONS, dotted
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +28,31 @@ def test_a_missing_compiler_says_what_to_install(tmp_path: Path) -> None:
     assert "no 'no-such-compiler' on PATH" in run.stderr
     assert "apt install gcc" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def headers_of(python: str | Path) -> Path | None:
+    """The folder of a Python's headers, if there are any."""
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('include'))"]
+    try:
+        folder = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return folder if (folder / "Python.h").exists() else None
+
+
+@pytest.mark.parametrize("python", [*map(dotted, PYTHONS)])
+def test_the_c_sources_fit_the_headers_of_each_python(python: str) -> None:
+    """Of those that are at hand: a change is made and tested on one, and its users install on another."""
+    beside = Path(sys.base_prefix).parent.glob(f"*/bin/python{python}")  # where versions stand side by side
+    found = [headers for each in (f"python{python}", *beside) if (headers := headers_of(each))]
+    if not found:
+        pytest.skip("not at hand")
+    folders = [ROOT / folder for folder in ("capture/hook", "interpreter/native", "kernels/native")]
+    sources = [path for folder in folders for path in folder.glob("*.c")]
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+    words = ["-fsyntax-only", "-std=c11", "-I", found[0], "-I", ROOT / "capture" / "hook", *sources]
+    run = subprocess.run([*compiler, *words], capture_output=True, text=True)
+    assert run.returncode == 0 and len(sources) > 20, run.stderr
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
