@@ -144,7 +144,7 @@ def try_first_step(capture: Capture) -> str | None:
     plain, captured = (torch.nn.utils.skip_init(torch.nn.Linear, 2, 2, **kind) for _ in range(2))  # (draws nothing)
     with torch.no_grad():
         for layer in (plain, captured):
-            layer.weight.copy_(torch.tensor([[0.5, -1.0], [0.25, 2.0]]))
+            layer.weight.copy_(torch.tensor([[0.5, -1.0], [0.25, 2.0]], dtype=torch.float32, device="cpu"))
     segment = capture(step, (captured, x))
     if segment.graph_break is not None:
         return f"a graph break: {segment.graph_break.reason}: {segment.graph_break.detail}"

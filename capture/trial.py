@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -37,7 +38,8 @@ def try_moe_step(device: str = "cpu") -> Outcome:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = made["Layer"]().to(device)
-        x, y = torch.randn(32, 16).to(device), torch.randn(32, 16).to(device)
+        of_its: dict[str, Any] = {"dtype": next(plain.parameters()).dtype, "device": "cpu"}
+        x, y = (torch.randn(32, 16, **of_its).to(device) for _ in range(2))
     model = copy.deepcopy(plain)
     ours, theirs = (torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, plain))
     step = capture(made["moe_step"])

@@ -114,16 +114,13 @@ class Totals:
     """
 
     def __init__(self, like_TD: Tensor, groups: int, top_k: int) -> None:
-        self.out = torch.empty(like_TD.shape, dtype=like_TD.dtype)
-        if groups == 1 or top_k == 1:
-            first = self.out if like_TD.dtype == torch.float32 else torch.empty(like_TD.shape)
-            rooms = [first.zero_()] * groups
-        elif like_TD.dtype == torch.float32:
-            rooms = [self.out, *torch.empty(groups - 1, *like_TD.shape)]
-        else:
-            rooms = [*torch.empty(groups, *like_TD.shape)]
-        self.rooms = rooms  # kept alive
-        self.addresses = array("q", [room.data_ptr() for room in rooms])
+        self.out = torch.empty(like_TD.shape, dtype=like_TD.dtype, device="cpu")
+        mine = [self.out] if like_TD.dtype == torch.float32 else []
+        one = groups == 1 or top_k == 1
+        made = (1 if one else groups) - len(mine)
+        rooms = [*mine, *torch.empty(made, *like_TD.shape, dtype=torch.float32, device="cpu")]
+        self.rooms = [rooms[0].zero_()] * groups if one else rooms  # kept alive
+        self.addresses = array("q", map(panel_work.address, self.rooms))
         self.distinct = len(set(self.addresses))
 
 
@@ -182,7 +179,7 @@ class Layer:
         matrix = shared.room * scratch_width * work.itemsize
         widened = max(SLICE, self.width, self.narrow) * work.itemsize if self.wide else 0
         lists = whole_lines(matrix + widened)
-        scratch = torch.empty(shared.groups, whole_lines(lists + 12 * shared.room), dtype=torch.uint8)
+        scratch = torch.empty(shared.groups, whole_lines(lists + 12 * shared.room), dtype=torch.uint8, device="cpu")
         activation = find_activation(options.activation, options.gate)
         assert isinstance(activation, Activation)
         sums = (0, 0, 0) if totals is None else (totals.addresses.buffer_info()[0], totals.distinct,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -240,18 +240,19 @@ def choose(errors_of: Callable[[Precision], dict[str, float]], limit: float) -> 
 def sample(layer: Layer, options: Options) -> list[OneExpert]:
     """Rows of tokens spread evenly over the batch, of the experts that have most of them, with a random gradient."""
     tokens, num_experts = layer.x_TD.shape[0], layer.weights.down_EDN.shape[0]
-    device = layer.x_TD.device
-    index = torch.full((tokens * layer.top_k,), num_experts, device=device)  # the table again, from its order
+    whole: dict[str, Any] = {"dtype": torch.int64, "device": layer.x_TD.device}
+    index = torch.full((tokens * layer.top_k,), num_experts, **whole)  # the table again, from its order
     counts = layer.offsets.diff().long()
     real = int(layer.offsets[-1])
-    index[layer.order_S[:real].long()] = torch.arange(num_experts, device=device).repeat_interleave(counts)
-    chosen = torch.linspace(0, tokens - 1, min(tokens, SAMPLE_TOKENS), device=device).long()
+    index[layer.order_S[:real].long()] = torch.arange(num_experts, **whole).repeat_interleave(counts)
+    chosen = torch.linspace(0, tokens - 1, min(tokens, SAMPLE_TOKENS), **whole | {"dtype": torch.float32}).long()
     index_TK = index.view(tokens, layer.top_k)[chosen]
     found = torch.bincount(index_TK.flatten(), minlength=num_experts + 1)[:num_experts]
-    keep = torch.zeros(num_experts + 1, dtype=torch.bool, device=device)
+    keep = torch.zeros(num_experts + 1, dtype=torch.bool, device=index.device)
     keep[found.topk(min(num_experts, SAMPLE_EXPERTS)).indices] = True
     order_S, offsets = sort_rows(torch.where(keep[index_TK], index_TK, -1), num_experts)
-    grad = torch.randn((len(chosen), layer.x_TD.shape[1]), generator=torch.Generator().manual_seed(0))
+    drawn = torch.Generator("cpu").manual_seed(0)
+    grad = torch.randn((len(chosen), layer.x_TD.shape[1]), generator=drawn, dtype=torch.float32, device="cpu")
     weight = None if layer.weight_TK is None else layer.weight_TK[chosen]
     small = Layer(layer.x_TD[chosen], layer.weights, order_S, offsets, weight, layer.top_k, grad.to(layer.x_TD))
     return list(split_experts(small, options))

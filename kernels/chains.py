@@ -125,9 +125,9 @@ def agrees(operator: str, way: int, s: float, a: Tensor, b: Tensor, c: Tensor) -
 def trial_numbers() -> list[Tensor]:
     """Three vectors of numbers of all sizes, signed zeros, infinities and NaN among them. 31 ordinary numbers are left
     behind the last whole vector of whatever width, where torch may have other code."""
-    generator = torch.Generator().manual_seed(0)
-    near = torch.randn(3, 2054, generator=generator)
-    far = torch.randn(3, 2048, generator=generator) * 2.0 ** torch.randint(-140, 120, (3, 2048), generator=generator)
-    corners = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, 3e38])
-    every = torch.cartesian_prod(corners, corners, corners).T
-    return list(torch.cat([far, every, near], 1).contiguous())
+    generator = torch.Generator("cpu").manual_seed(0)
+    near, far = (torch.randn(3, size, generator=generator, dtype=torch.float32, device="cpu") for size in (2054, 2048))
+    far *= 2.0 ** torch.randint(-140, 120, (3, 2048), generator=generator, dtype=torch.float32, device="cpu")
+    corners = [0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, 3e38]
+    every = [torch.tensor(corners, dtype=torch.float32, device="cpu")] * 3
+    return list(torch.cat([far, torch.cartesian_prod(*every).T, near], 1).contiguous())

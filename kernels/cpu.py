@@ -114,7 +114,7 @@ def empty_experts(offsets: Tensor) -> list[int]:
 
 def clear(room: Tensor, experts: list[int]) -> Tensor:
     """The room with zeros for these experts."""
-    return room.index_fill_(0, torch.tensor(experts), 0) if experts else room
+    return room.index_fill_(0, torch.tensor(experts, dtype=torch.int64, device="cpu"), 0) if experts else room
 
 
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
@@ -151,15 +151,16 @@ def backward_into(
     if whole := by_expert.layer(x_TD, operands, bounds, order_S, weight_TK, h_SM, options, top_k):
         grads = Operands(*(rooms.matrices(place) for place in range(len(weights))))
         if by_expert.can_write(grads):
-            dot_TK = torch.zeros(weight_TK.shape) if needs_weight and weight_TK is not None else None
+            shape = None if weight_TK is None or not needs_weight else weight_TK.shape
+            dot_TK = None if shape is None else torch.zeros(shape, dtype=torch.float32, device="cpu")
             grad_x = whole.backward(grad_TD, dot_TK, grads, needs_x)
             return grad_x, dot_TK if dot_TK is None or weight_TK is None else dot_TK.to(weight_TK.dtype)
     del h_SM, whole
 
     token_S = tokens(order_S, top_k, exact)
     scale_S = row_weight(weight_TK, order_S, exact)
-    grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
-    grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
+    grad_s_S = torch.zeros(order_S.shape[0], dtype=exact, device="cpu") if needs_weight else None
+    grad_x = torch.zeros(x_TD.shape, dtype=exact, device="cpu") if needs_x else None
     scratch, end = Scratch(x_TD, order_S.shape[0]), bounds[-1]
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
     for panel in panels(bounds):

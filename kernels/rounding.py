@@ -41,13 +41,13 @@ def rank_slots(ids: Tensor, weight_S: Tensor | None, num_experts: int) -> tuple[
 
     ids: int64 [S], num_experts for a slot of none.
     """
-    by_weight = torch.arange(ids.shape[0], device=ids.device)
+    by_weight = torch.arange(ids.shape[0], dtype=torch.int64, device=ids.device)
     if weight_S is not None:
         by_weight = torch.sort(weight_S, descending=True, stable=True).indices
     sorted_ids, at = torch.sort(ids[by_weight], stable=True)
     slots = by_weight[at]  # expert by expert, the heaviest first
-    first = torch.searchsorted(sorted_ids, torch.arange(num_experts + 2, device=ids.device))
-    rank = torch.arange(ids.shape[0], device=ids.device) - first[sorted_ids]
+    first = torch.searchsorted(sorted_ids, torch.arange(num_experts + 2, dtype=torch.int64, device=ids.device))
+    rank = torch.arange(ids.shape[0], dtype=torch.int64, device=ids.device) - first[sorted_ids]
     return torch.empty_like(rank).scatter_(0, slots, rank), first.diff()
 
 

@@ -47,7 +47,7 @@ def picked(tensor: Tensor, most: int) -> bytes:
     if there.is_contiguous():
         found = there.view(-1)[::step].contiguous()
     else:
-        found = there.take(torch.arange(0, there.numel(), step))
+        found = there.take(torch.arange(0, there.numel(), step, dtype=torch.int64, device=there.device))
     return ctypes.string_at(found.data_ptr(), found.numel() * found.element_size())
 
 

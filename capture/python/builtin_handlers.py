@@ -77,7 +77,7 @@ class BuiltinHandlers(CallParts):
                 if value.fake.device.type != "cpu":
                     where = f"isinstance() of a tensor on {value.fake.device}"
                     raise Break("legacy tensor type", where, "ask its dtype")
-                return isinstance(torch.empty(0, dtype=value.fake.dtype), classes)
+                return isinstance(torch.empty(0, dtype=value.fake.dtype, device="cpu"), classes)
             return (
                 isinstance(value.real, classes)
                 if is_kind(value.real, torch.Tensor)

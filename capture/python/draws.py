@@ -141,7 +141,7 @@ class Draws(CallParts):
         if type(operand) is TensorProxy:
             sizes = self.example(tuple(operand.fake.shape))
             share = 1 / max(sizes[0], 1) if operand.fake.dtype.is_floating_point else 0
-            return torch.full(sizes, share, dtype=operand.fake.dtype).numpy()
+            return torch.full(sizes, share, dtype=operand.fake.dtype, device="cpu").numpy()
         known = self.numbers.known(operand)
         return operand if type(operand) in ATOMIC else 1 if known is None else today_of(known)
 

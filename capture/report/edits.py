@@ -313,7 +313,8 @@ def by_torch(program: Program, functions: list[ast.AST]) -> list[Change]:
 def sample_of(dtype: str, sizes: list[int]) -> torch.Tensor:
     """A tensor of these sizes with positive and negative numbers."""
     count = math.prod(sizes)
-    return ((torch.arange(count).reshape(sizes) * 7 % 11 - 4) / 3).to(getattr(torch, dtype))
+    numbers = torch.arange(count, dtype=torch.int64, device="cpu").reshape(sizes) * 7 % 11 - 4
+    return (numbers.double() / 3).to(getattr(torch, dtype))
 
 
 def same_by_torch(program: Program, functions: list[ast.AST], array: ast.AST, sample: torch.Tensor) -> str | None:
@@ -332,7 +333,7 @@ def same_by_torch(program: Program, functions: list[ast.AST], array: ast.AST, sa
         return None
     if not isinstance(made, torch.Tensor) or not isinstance(wanted, (numpy.ndarray, numpy.generic)):
         return None
-    expected = torch.as_tensor(wanted)
+    expected = torch.from_numpy(numpy.asarray(wanted))
     equal = expected.shape == made.shape and expected.dtype == made.dtype and torch.equal(given, sample)
     if not equal or not torch.allclose(expected, made, rtol=1e-5, atol=1e-6, equal_nan=True):
         return None

@@ -266,15 +266,15 @@ class ArrayCalls:
         if math.prod(sizes) > MOST:
             raise NotFollowedError
         if fake.is_contiguous():
-            made = torch.empty(sizes, dtype=fake.dtype)
+            made = torch.empty(sizes, dtype=fake.dtype, device="cpu")
         elif all(type(one) is int for one in (*fake.shape, *strides)):
-            made = torch.empty_strided(sizes, strides, dtype=fake.dtype)
+            made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device="cpu")
         else:
             raise NotFollowedError
         if content < 2:
             made.fill_(content)
         elif made.numel():
-            made.copy_(torch.arange(made.numel()).remainder(3).view(sizes))
+            made.copy_(torch.arange(made.numel(), dtype=torch.int64, device="cpu").remainder(3).view(sizes))
         array = made.numpy()
         array.flags.writeable = False
         return array
@@ -303,7 +303,8 @@ def holds_array(value: Any) -> bool:
 
 
 def is_row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    return torch.empty_strided(sizes, strides, device="meta").is_contiguous() if min(strides, default=0) >= 0 else False
+    there = min(strides, default=0) >= 0
+    return there and torch.empty_strided(sizes, strides, dtype=torch.uint8, device="meta").is_contiguous()
 
 
 def is_maker(function: Any) -> bool:
@@ -328,4 +329,4 @@ def is_followed(function: Any) -> bool:
     return is_numpy_function(function) or is_method(function) or is_maker(function)
 
 
-DTYPES = {torch.empty(0, dtype=kind).numpy().dtype: kind for kind in KINDS}
+DTYPES = {torch.empty(0, dtype=kind, device="cpu").numpy().dtype: kind for kind in KINDS}

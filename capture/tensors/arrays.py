@@ -404,7 +404,7 @@ class Arrays:
         known = all(type(at) is type(size) is int and -size <= at < size for at, size in sizes)
         if not known or not (dtype.is_floating_point or dtype is torch.bool):
             array.refuse("an item")
-        one = array_item(torch.ones((), dtype=dtype))
+        one = array_item(torch.ones((), dtype=dtype, device="cpu"))
         numbers = self.tensors.numbers
         return numbers.of_array(array_item, (array.proxy, *key), one if dtype is torch.bool else one / 2)
 

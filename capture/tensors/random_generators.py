@@ -94,7 +94,7 @@ class RandomGenerators:
 
     def state(self, generator: torch.Generator) -> TensorProxy:
         with self.tensors.mode:
-            fake = torch.empty(generator.get_state().shape, dtype=torch.uint8)
+            fake = torch.empty(generator.get_state().shape, dtype=torch.uint8, device="cpu")
         self.require(f"its state: {ELSEWHERE}", SEED_OUTSIDE)
         return self.tensors.record("call_function", state_of, (generator,), {}, fake)
 

@@ -30,7 +30,8 @@ def default_form() -> tuple[bool, list[Told]] | None:
     with warnings.catch_warnings(record=True) as told, torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("always")
         try:
-            result: Any = checkpoint(torch.neg, torch.zeros((), device="cpu", requires_grad=True))
+            asked = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+            result: Any = checkpoint(torch.neg, asked)
         except (TypeError, ValueError):
             return None
     modules = {getattr(module, "__file__", None): module for module in [*sys.modules.values()]}

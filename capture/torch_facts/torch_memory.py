@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
@@ -24,17 +25,18 @@ def tensor_samples() -> tuple[list[tuple[torch.Tensor, int, int]], list[tuple[to
     def sample(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
         return tensor, tensor._cdata, torch._C._dispatch_keys(tensor).raw_repr()
 
+    zeros = functools.partial(torch.zeros, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
-        inference = torch.zeros(5)
+        inference = zeros(5)
     tensors = [
-        torch.zeros(2, 3),
-        torch.nn.Parameter(torch.zeros(4, 1, 2)),
-        torch.zeros(7, 5)[1:, ::2],
-        torch.zeros(3, dtype=torch.complex64).conj(),
-        torch._neg_view(torch.zeros(3)),
+        zeros(2, 3),
+        torch.nn.Parameter(zeros(4, 1, 2)),
+        zeros(7, 5)[1:, ::2],
+        zeros(3, dtype=torch.complex64).conj(),
+        torch._neg_view(zeros(3)),
         inference,
-        torch.zeros((), dtype=torch.int64),
-        torch.zeros(1, 2, 3, 4, 5, 6, 7),
-        torch.zeros(2, 2, device="meta"),
+        zeros((), dtype=torch.int64),
+        zeros(1, 2, 3, 4, 5, 6, 7),
+        zeros(2, 2, device="meta"),
     ]
-    return [sample(t) for t in tensors], [sample(torch.zeros(3)) for _ in range(4)]
+    return [sample(t) for t in tensors], [sample(zeros(3)) for _ in range(4)]

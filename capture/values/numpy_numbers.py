@@ -45,7 +45,7 @@ def as_plain(kind: type) -> type | None:
 def leaves_to_tensors(kind: type, name: str) -> bool:
     """Whether ``number op tensor`` is what the tensor says: numpy's number, which is asked first, gives it up."""
     method = getattr(kind, f"__{name}__", None)
-    return method is None or method(kind(1), torch.ones(2)) is NotImplemented
+    return method is None or method(kind(1), torch.ones(2, dtype=torch.float32, device="cpu")) is NotImplemented
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def is_taken_by_tensors(kind: type) -> bool:
     if kind not in NUMPY_NUMBERS or as_plain(kind) is None:
         return False
     try:
-        torch.zeros(1)[0] = kind(1)
+        torch.zeros(1, dtype=torch.float32, device="cpu")[0] = kind(1)
     except TypeError:
         return False
     return True

@@ -111,8 +111,8 @@ def sort_rows(ids_S: Tensor, num_experts: int) -> tuple[Tensor, Tensor] | None:
     if rows is None or ids_S.device.type != "cpu" or ids_S.dtype not in (torch.int64, torch.int32) \
             or not ids_S.is_contiguous() or ids_S.is_neg():
         return None
-    order_S = torch.empty(ids_S.shape[0], dtype=torch.int32)
-    offsets = torch.empty(num_experts + 1, dtype=torch.int32)
+    order_S = torch.empty(ids_S.shape[0], dtype=torch.int32, device="cpu")
+    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device="cpu")
     rows.sort_rows(ids_S.data_ptr(), ids_S.itemsize, ids_S.shape[0], num_experts, order_S.data_ptr(),
                    offsets.data_ptr())
     return order_S, offsets

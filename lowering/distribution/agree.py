@@ -35,7 +35,7 @@ def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = 
 @for_each_rank
 def in_a_number(ranks: int, mine: int, others: int, differs: int, device: str) -> torch.Tensor:
     """[ranks]: what a rank says to each."""
-    return torch.full((ranks,), mine % (1 << 60) * 4 + others * 2 + differs, device=device)
+    return torch.full((ranks,), mine % (1 << 60) * 4 + others * 2 + differs, dtype=torch.int64, device=device)
 
 
 @for_each_rank

@@ -96,7 +96,8 @@ def end_meeting(
     group.visits[place] += 1
     if backward and alike:
         group.promised[place, group.visits[place]] = group.place
-    return torch.cat([sent.cpu()[:, 0], back_P, torch.tensor([group.visits[place], group.rank()])])
+    here = torch.tensor([group.visits[place], group.rank()], dtype=torch.int64, device="cpu")
+    return torch.cat([sent.cpu()[:, 0], back_P, here])
 
 
 begun = torch.library.custom_op("moebius::begin_meeting", begin_meeting, mutates_args=())

@@ -115,7 +115,7 @@ def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement
     whole = parameter.detach()
     inner = DTensor.from_local(
         own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis)), mesh, placements, run_check=False,
-        shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride(),
+        shape=whole.shape, stride=torch.empty(whole.shape, dtype=whole.dtype, device="meta").stride(),
     )
     split = torch.nn.Parameter(sharded(inner), parameter.requires_grad)
     if parameter.grad is not None:

@@ -381,7 +381,10 @@ def _fails_without_rows(func: Any, flat: list[Any], spec: Any) -> bool:
     low, high = chunk_span(like.shape[0], ranks, ranks - 1)
     if low < high:
         return False
-    none = [torch.empty((0, *v.shape[1:]), dtype=v.dtype) if isinstance(v, Sharded) else v for v in flat]
+    none = list(flat)
+    for i, v in enumerate(flat):
+        if isinstance(v, Sharded):
+            none[i] = torch.empty((0, *v.shape[1:]), dtype=v.dtype, device=v.device)
     args, kwargs = tree_unflatten(none, spec)
     try:
         func(*args, **kwargs)
@@ -507,7 +510,7 @@ def own_rows(whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
 
 
 def _sharded(local: torch.Tensor, shape: torch.Size, like: DTensor) -> Sharded:
-    return sharded(_laid_out_as(local, shape, torch.empty(shape, device="meta").stride(), like))
+    return sharded(_laid_out_as(local, shape, torch.empty(shape, dtype=local.dtype, device="meta").stride(), like))
 
 
 def _laid_out_as(local: torch.Tensor, shape: torch.Size, stride: tuple[int, ...], like: DTensor) -> DTensor:

@@ -37,17 +37,19 @@ class Weights:
     def compare(self, mesh: Any) -> None:
         """Raise DistributionError, on all ranks of the mesh, where the numbers are apart. Collective."""
         nothing = -torch.finfo(torch.float64).max
-        bounds = torch.full((2, len(self.numbers), NUMBERS), nothing, dtype=torch.float64)  # of numbers, of negatives
+        exact: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        bounds = torch.full((2, len(self.numbers), NUMBERS), nothing, **exact)  # of numbers, of negatives
         for row, numbers in enumerate(self.numbers):
             if numbers is not None:
                 there = numbers.double().cpu().nan_to_num(posinf=1e300, neginf=-1e300)
                 bounds[0, row, : len(there)], bounds[1, row, : len(there)] = there, -there
         bounds = bounds.to(mesh.device_type)
         all_reduce(bounds, mesh, self.axes, "header", dist.ReduceOp.MAX)
-        high, low = torch.where(bounds == nothing, 0.0, bounds) * torch.tensor([1, -1]).to(bounds)[:, None, None]
+        signs = torch.tensor([1, -1], **exact).to(bounds)[:, None, None]
+        high, low = torch.where(bounds == nothing, 0.0, bounds) * signs
         apart = (high - low).amax(-1)
         coarse = [APART if t is None else max(APART, 16 * torch.finfo(t.dtype).eps) for t in self.tensors]
-        apart[apart <= torch.maximum(high.abs(), low.abs()).amax(-1) * torch.tensor(coarse).to(apart)] = 0
+        apart[apart <= torch.maximum(high.abs(), low.abs()).amax(-1) * torch.tensor(coarse, **exact).to(apart)] = 0
         all_reduce(apart, mesh, range(mesh.ndim), "header", dist.ReduceOp.MAX)
         found = [(t, float(by)) for t, by in zip(self.tensors, apart.cpu(), strict=True) if by]
         if found:

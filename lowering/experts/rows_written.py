@@ -75,9 +75,9 @@ class RowsWriter:
         asked = tuple((call["p"], value.shape[1], value.dtype) for call, value in values if value is not None)
         if not asked:
             return {}
-        rows = (shape_of(self.slot) or (0,))[0]
+        rows, place = (shape_of(self.slot) or (0,))[0], certain(tensor_of(self.slot)).device
         with torch.no_grad(), fake_mode_of([tensor_of(self.slot)]):
-            value = tuple(torch.empty(rows, width, dtype=dtype) for _, width, dtype in asked)
+            value = tuple(torch.empty(rows, width, dtype=dtype, device=place) for _, width, dtype in asked)
         node = writer.put(draw_noise, (self.offsets, *asked), claim.node, value)
         return {call.node: writer.call(operator.getitem, node, i) for i, call in enumerate(claim.dropouts)}
 

@@ -16,7 +16,8 @@ __all__ = ["draw_noise", "project", "sort_slots"]
 def sort_slots(index: torch.Tensor, experts: int, axes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """(slot [S], expert [S], offsets [experts + 1]), int64: the slots t·K + k of ``index`` [T, K] that go to an expert,
     sorted by it, those of one expert in the row-major order of index's ``axes``."""
-    places = torch.arange(index.numel(), device=index.device).view(index.shape).permute(axes).reshape(-1)
+    numbers = torch.arange(index.numel(), dtype=torch.int64, device=index.device)
+    places = numbers.view(index.shape).permute(axes).reshape(-1)
     chosen = index.permute(axes).reshape(-1)
     inside = (chosen >= 0) & (chosen < experts)
     places, chosen = places[inside], chosen[inside].long()

@@ -80,18 +80,20 @@ def is_left(*asked: Any) -> bool:
 
 def experts_that_ran(*skipped: Any) -> torch.Tensor:
     """[experts]: the numbers of those that were not skipped."""
-    return torch.tensor([e for e, skip in enumerate(skipped) if not bool(skip)], dtype=torch.int64)
+    return torch.tensor([e for e, skip in enumerate(skipped) if not bool(skip)], dtype=torch.int64, device="cpu")
 
 
 def block_experts(*rows: torch.Tensor) -> torch.Tensor:
     """[S], int64: which block each of the joined rows is of."""
     sizes = [block.shape[0] for block in rows]
-    return torch.repeat_interleave(torch.tensor(sizes, device=rows[0].device), output_size=sum(sizes))
+    sizes_B = torch.tensor(sizes, dtype=torch.int64, device=rows[0].device)
+    return torch.repeat_interleave(sizes_B, output_size=sum(sizes))
 
 
 def block_offsets(*rows: torch.Tensor) -> torch.Tensor:
     """[blocks + 1], int64: where each of the blocks begins when they are joined, and the end."""
-    return torch.tensor([0, *itertools.accumulate(block.shape[0] for block in rows)], device=rows[0].device)
+    ends = itertools.accumulate(block.shape[0] for block in rows)
+    return torch.tensor([0, *ends], dtype=torch.int64, device=rows[0].device)
 
 
 def blocks_apart(joined: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -178,7 +178,7 @@ def experts_of_parts(
         found = layout_of(weights[0], weights[1], weights[2], weights[3], gate) if takes else None
         if found is not None and equal_blocks.takes(x, found[0], asked):
             return experts_in_blocks(x, *found, equal, asked)
-        index = torch.arange(equal, device=x.device).repeat_interleave(len(x) // equal)[:, None]
+        index = torch.arange(equal, dtype=torch.int64, device=x.device).repeat_interleave(len(x) // equal)[:, None]
     if takes:
         return experts_apart(x, gate_up, down, index, weight, activation, **named, save=save, hit=hit)
     known: dict[int, Any] = {}

@@ -80,10 +80,11 @@ def zero_at_zero(body: fx.Graph, rows: fx.Node, result: fx.Node) -> bool:
             for node in body.nodes:
                 like = tensor_of(node)
                 if node is rows and like is not None:
-                    values[node] = torch.zeros((2, *like.shape[1:]), dtype=like.dtype, requires_grad=True)
+                    values[node] = torch.zeros((2, *like.shape[1:]), dtype=like.dtype, device="cpu", requires_grad=True)
                     leaves.append(values[node])
                 elif is_weight(node) and like is not None:
-                    made = torch.randn(tuple(like.shape), generator=generator).to(like.dtype)
+                    drawn = torch.randn(like.shape, generator=generator, dtype=torch.float32, device="cpu")
+                    made = drawn.to(like.dtype)
                     values[node] = made.requires_grad_()
                     leaves.append(made)
                 elif any(argument in values for argument in node.all_input_nodes):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.hardware import Device, Reached
@@ -46,20 +47,21 @@ def measure(link: tuple[float, float] | None = None) -> Device:
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            large, small = torch.randn(768, 768), torch.randn(64, 256)
-            weights = torch.randn(256, 512)
+            numbers: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+            large, small = torch.randn(768, 768, **numbers), torch.randn(64, 256, **numbers)
+            weights = torch.randn(256, 512, **numbers)
             dense = 2 * 768**3 / seconds(lambda: large @ large)
             grouped = 2 * 64 * 256 * 512 / seconds(lambda: small @ weights, 99)
-            heads = torch.randn(1, 4, 256, 64)
+            heads = torch.randn(1, 4, 256, 64, **numbers)
             attend = torch.nn.functional.scaled_dot_product_attention
             looked = 2 * 256 * 128.5 * 4 * 128 / seconds(lambda: attend(heads, heads, heads, is_causal=True), 29)
             by_rows = tuple((rows, grouped_rate(rows) / dense) for rows in ROWS)
-            fresh = torch.empty(1 << 24)
-            first = seconds(lambda: torch.empty(1 << 24).fill_(1.0))
+            fresh = torch.empty(1 << 24, **numbers)
+            first = seconds(lambda: torch.empty(1 << 24, **numbers).fill_(1.0))
             again = seconds(lambda: fresh.fill_(1.0))
-            block, copy = torch.randn(1 << 22), torch.empty(1 << 22)
+            block, copy = torch.randn(1 << 22, **numbers), torch.empty(1 << 22, **numbers)
             rate = 2 * 4 * (1 << 22) / seconds(lambda: copy.copy_(block))
-            one = torch.randn(8)
+            one = torch.randn(8, **numbers)
             launch = seconds(lambda: [one + one for _ in range(100)]) / 100
     finally:
         torch.set_num_threads(threads)
@@ -83,7 +85,9 @@ def grouped_rate(rows: int) -> float:
     from moebius.kernels.products import linear, matrices
 
     used = max(4, min(64, 4096 // rows))
-    weights, x, out = torch.randn(64, 512, 256), torch.randn(used * rows, 256), torch.empty(used * rows, 512)
+    numbers: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    weights, x = torch.randn(64, 512, 256, **numbers), torch.randn(used * rows, 256, **numbers)
+    out = torch.empty(used * rows, 512, **numbers)
     panel = Panel(0, used * rows, [Segment(one, one * rows, (one + 1) * rows, True) for one in range(used)])
     return 2 * rows * 512 * 256 * used / seconds(lambda: linear(x, matrices(weights), panel, out))
 
@@ -127,7 +131,7 @@ def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=limit)
     found = []
     for size in (SMALL, LARGE):
-        sent = torch.zeros(2 * size // 4)  # half of it to the other
+        sent = torch.zeros(2 * size // 4, dtype=torch.float32, device="cpu")  # half of it to the other
         received = torch.empty_like(sent)
         found.append(seconds(partial(dist.all_to_all_single, received, sent), 29, time.perf_counter))
     dist.barrier()

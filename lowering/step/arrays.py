@@ -117,7 +117,7 @@ def computed_array(function: Callable[..., Any], template: tuple, named: dict[st
         if type(found) is not kind or found.shape != tuple(sizes):
             raise LargeNumberError("numpy gives something else here")
         if kind is np.int64:  # (a number that the graph asks the tensor for)
-            return torch.tensor(int(found))
+            return torch.tensor(int(found), dtype=torch.int64, device="cpu")
         if kind is not np.ndarray:
             return found
         arrays = [operand.numpy() for operand in operands if isinstance(operand, torch.Tensor)]

@@ -317,7 +317,7 @@ class WholeStep:
         with mode:
             like = [torch.empty_strided(v.size(), v.stride(), dtype=v.dtype, device=v.device)
                     if isinstance(v, torch.Tensor) else v for v in self.examples]  # fmt: skip
-            return [*like, *(torch.empty((), dtype=TYPES[kind]) for kind in self.kinds)]
+            return [*like, *(torch.empty((), dtype=TYPES[kind], device="cpu") for kind in self.kinds)]
 
     # ------------------------------------------------------------------------------------------------------------------
     # Run
@@ -342,7 +342,8 @@ class WholeStep:
         tensors = [inputs[p] for p in self.tensors]
         for i in self.leaves:
             tensors[i] = tensors[i].detach()
-        made = [torch.tensor(v, dtype=TYPES[kind]) for v, kind in zip(given, self.kinds, strict=True)]
+        kinds = map(TYPES.__getitem__, self.kinds)
+        made = [torch.tensor(v, dtype=kind, device="cpu") for v, kind in zip(given, kinds, strict=True)]
         with torch.no_grad():
             found = self.compiled(*tensors, *made)
         n = len(self.fresh)
@@ -380,7 +381,8 @@ def spent(value: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor with a history that is freed. name: of the autograd node that it had."""
     kind = SPENT.get(name) or SPENT.setdefault(name, type(name.partition("Backward")[0], (Spent,), {}))
     with torch.enable_grad():
-        return kind.apply(torch.empty((), requires_grad=True), value)
+        anchor = torch.empty((), dtype=torch.float32, device="cpu", requires_grad=True)
+        return kind.apply(anchor, value)
 
 
 SPENT: dict[str, type[Spent]] = {}

@@ -84,3 +84,19 @@ def chains() -> int:
                 inner, depth = inner.value, depth + 1
             count += depth >= 3 and isinstance(inner, ast.Name) and inner.id == "self"
     return count
+
+
+def factories() -> Iterator[str]:
+    """Where a tensor is made whose dtype or device torch's defaults decide, which are the program's."""
+    for name in modules():
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in FACTORIES:
+                named = {keyword.arg for keyword in node.keywords}
+                if None not in named and not {"dtype", "device"} <= named:
+                    yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+
+
+FACTORIES = {f"torch.{name}" for name in (
+    "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand", "randint",
+    "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+)}  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from house_imports import ROOT, chains, circles, graph, modules, questions
+from house_imports import ROOT, chains, circles, factories, graph, modules, questions
 
 LONGEST = 600  # lines of a file
 CHAINS = 100  # the goal
@@ -81,3 +81,8 @@ def test_each_room_says_what_it_is() -> None:
     """The first line of a folder's __init__ is what a newcomer reads."""
     rooms = [path for path in modules().values() if path.name == "__init__.py"]
     assert not [path for path in rooms if not path.read_text().startswith('"')]
+
+
+def test_tensors_of_ours_are_as_they_say() -> None:
+    """Their dtype and device stand there: the defaults are the program's, and C code writes into them."""
+    assert not list(factories())
