@@ -60,7 +60,7 @@ def build(mesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     config = MixtralConfig(
         vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=LENGTH,
-        use_cache=False, experts_implementation="eager",
+        use_cache=False, experts_implementation="eager",  # pyright: ignore[reportCallIssue]
     )
     model = MixtralForCausalLM(config).train()
     experts = [p for layer in model.model.layers for p in layer.mlp.experts.parameters()]

@@ -72,7 +72,7 @@ def make_model() -> MixtralForCausalLM:
         num_local_experts=8,
         max_position_embeddings=128,
         output_router_logits=True,  # the load-balancing loss is part of the loss
-        experts_implementation="eager",
+        experts_implementation="eager",  # pyright: ignore[reportCallIssue]
     )
     return MixtralForCausalLM(config)
 
