@@ -59,10 +59,14 @@ def __getattr__(name: str) -> object:
         try:
             value = getattr(import_module(EXPORTS[name]), name)
         except Exception as error:  # (a torch that lacks a name may fail in any way)
-            if (text := lacking()) is None:
+            text = lacking()
+            if text is None and not isinstance(error, AttributeError):
                 raise
             from .errors import UnsupportedVersionError
+            from .versions import works_on
 
+            # (of an AttributeError an import statement says no more than that the name was not found)
+            text = text or f"moebius cannot be imported: AttributeError: {error}. {works_on()}"
             raise UnsupportedVersionError(text) from error
         globals()[name] = value
         return value

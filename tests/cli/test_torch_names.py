@@ -167,6 +167,15 @@ def test_what_only_some_builds_have_is_not_needed(name: str, torch_without: Call
     assert (found["doctor"], found["import"], found["warnings"], found["graphs"]) == (0, None, [], 2)
 
 
+def test_what_has_become_something_else_is_told() -> None:
+    """An import statement would say of an AttributeError that there is no ``capture``."""
+    program = "import torch; torch.nn.Module._call_impl = 'of another kind'; from moebius import capture"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said = run.stderr.strip().splitlines()[-1]
+    assert said.startswith("moebius.errors.UnsupportedVersionError: moebius cannot be imported: AttributeError: 'str'")
+    assert "has no attribute '__code__'" in said and "pip install" in said
+
+
 def test_another_failure_of_the_import_is_left_as_it_is() -> None:
     program = "import sys; sys.modules['bytecode'] = None; from moebius import capture"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
