@@ -35,7 +35,7 @@ from ..values.number_methods import attribute_of
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import Varying
-from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy
+from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy, type_of
 from ..values.values import UndefinedAfterLoop as Undefined
 from .questions import QUESTIONS
 from .specials import is_generic
@@ -436,6 +436,7 @@ class Attributes(Slots):
     def set(self, obj: Any, name: str, value: Any) -> None:
         """``obj.name = value``."""
         kind = type(obj)
+        refuse_constant(obj, lambda plain: setattr(plain, name, None))
         if kind is TensorProxy and name == "grad":
             self.gradients.write(obj, value)
         elif kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
@@ -518,6 +519,7 @@ class Attributes(Slots):
     def delete(self, obj: Any, name: str) -> None:
         """``del obj.name``."""
         kind = type(obj)
+        refuse_constant(obj, lambda plain: delattr(plain, name))
         if kind is TensorProxy or issubclass(type(obj), type):
             raise Break("attribute is deleted", f"del {kind.__name__}.{name}", "delete it outside of the step")
         deleter = self.on_type(kind, "__delattr__")
@@ -549,6 +551,14 @@ class Attributes(Slots):
         except AttributeError:
             return False
         return True
+
+
+def refuse_constant(obj: Any, change: Callable[[Any], None]) -> None:
+    """Raise what Python raises where an attribute of a number, a text or the like is set or deleted."""
+    if type(obj) in ATOMS - set(SYMBOLIC):
+        change(obj)
+    elif is_kind(obj, (*SYMBOLIC, Number, Text, Varying)) and (kind := type_of(obj)) in ATOMS:
+        change(kind())
 
 
 SET_ON_CLASS = vars(type)["__setattr__"]

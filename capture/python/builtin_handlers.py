@@ -154,6 +154,11 @@ class BuiltinHandlers(CallParts):
             return self.guards.subclass(cls, classes)
         return issubclass(cls, classes)
 
+    def is_iterated_late(self, value: Any) -> bool:
+        """Whether it matters when it is asked for its iterator: code of the user's runs then, or it has none."""
+        method = self.attributes.on_type(type(value), "__iter__")
+        return not is_kind(value, TensorProxy) and (method is ABSENT or is_kind(method, types.FunctionType))
+
     def length(self, value: Any) -> Any:
         value = self.objects.seen_through(value)
         if issubclass(type(value), TensorProxy):
@@ -168,7 +173,10 @@ class BuiltinHandlers(CallParts):
             return len(value)
         method = self.attributes.on_type(kind, "__len__")
         if (found := self.domain.by_own_method(method, "__len__", value)) is not ABSENT:
-            return checked_length(found)
+            if type(found) is not Number:
+                return checked_length(found)
+            negative = found.kind is int and self.domain.truth(self.domain.compare("<", found, 0))
+            return checked_length(natives.specialised(found)) if negative or found.kind is not int else found
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
         base = with_items(kind)

@@ -498,8 +498,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         )
 
     def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        values = list(args)
-        start = 0
+        values, start = list(args), 0
         if function in natives.CALLBACK_FIRST and values:
             items_own = values[0] is None and function in natives.ASKS_TRUTH[:2]
             values[0] = self.callback(bool if items_own else values[0], function)
@@ -513,6 +512,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         if function is itertools.compress:
             values[1:] = [map(self.callback(bool), self.domain.native_iter(v)) for v in values[1:]]
             kwargs = {k: map(self.callback(bool), v) if k == "selectors" else v for k, v in kwargs.items()}
+        if function is itertools.chain and any(map(self.is_iterated_late, values)):  # each as its turn comes
+            function, values = itertools.chain.from_iterable, [tuple(values)]
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
         if function in COUNTED or function is itertools.product:  # which takes Python's own numbers
             asked = (lambda value: value) if function in NO_INDEX else self.domain.as_count

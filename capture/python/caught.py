@@ -44,6 +44,17 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
     return True
 
 
+def is_of_fakes(error: BaseException) -> bool:
+    """Whether torch has raised it as it answered for fake tensors or for sizes that vary: the operator may not."""
+    place, module, ours = error.__traceback__, "", ("", "")
+    while place is not None:
+        module = str(place.tb_frame.f_globals.get("__name__", ""))
+        ours = (module, place.tb_frame.f_code.co_name) if module.startswith("moebius.") else ours
+        place = place.tb_next
+    interpreted = ours[0] == "moebius.interpreter.machine" or ours[1] == "reraise"
+    return module.partition(".")[0] in ("torch", "sympy") and not interpreted
+
+
 def tells_of_tracing(error: BaseException) -> bool:
     """Whether its words name an object of ours: C code that refuses one (``unhashable type: SymInt``) may do what it is
     asked with the number for which that stands."""

@@ -249,8 +249,7 @@ class TrackingDomain(Operators, Containers):
         refuse_own(exc)
         if is_kind(exc, torch_private.DATA_DEPENDENT):
             raise decided_by_data()
-        if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
-            raise Break("C code that needs a plain number", str(exc), "it runs natively")
+        self.refuse_of_tracing(exc)
         # (code of ours reads an attribute for itself: what the step asks for is asked by its name)
         if type(exc) is AttributeError and own_instruction(exc) in ("LOAD_ATTR", "LOAD_METHOD"):
             raise Break("interpreter", f"an error of capture's own: {exc}", "it runs natively; please report this")
@@ -258,6 +257,11 @@ class TrackingDomain(Operators, Containers):
             self.objects.made(exc)
             self.objects.made(exc.args)
         tracebacks.leave_out_ours(exc)
+
+    def refuse_of_tracing(self, exc: BaseException) -> None:
+        """A graph break where C code has refused what stands for a number: it takes the number itself."""
+        if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
+            raise Break("C code that needs a plain number", str(exc), "it runs natively")
 
     def sees_raised(self, exc: BaseException, again: bool) -> None:
         """It leaves a frame; again: it has left one before, and met no handler since."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNRAISED = "exception that did not come"
+FAKE_RAISES = "operator whose fake raises"
 
 @dataclass(frozen=True)
 class Code:
@@ -183,7 +184,7 @@ CODES = (
     ),
     Code(
         23, "An operator without a description",
-        ("operator without a fake", "object passed to a tensor operator", "object read by an operator",
+        ("operator without a fake", FAKE_RAISES, "object passed to a tensor operator", "object read by an operator",
          "container read by an operator", "operator between *", "comparison between a tensor and an object",
          "out= of other sizes"),
         "torch cannot say what the operator gives without running it, or it is given objects that it may look into.",

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ..bytecode.expressions import Excerpt
 from ..guards.sources import as_written
-from .codes import UNRAISED, code_of
+from .codes import FAKE_RAISES, UNRAISED, code_of
 
 if TYPE_CHECKING:
     from .edits import Edit
 
+FAKES = "a fake of torch"  # whose word it was that the step raises
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
 
@@ -52,11 +53,12 @@ class GraphBreak:
 
         return edit_of(self.reason, self.detail, self.excerpt)
 
-    def did_not_come(self) -> None:
-        """Python has raised nothing here: the exception was an error of capture's own."""
-        if self.reason != UNRAISED:
-            self.reason, self.hint = UNRAISED, "a bug of moebius, which changes no result: please report it"
-            self.detail = f"Python raises nothing where capture saw that {self.detail}"
+    def did_not_come(self, by: str) -> None:
+        """Python has raised nothing here: the exception was an error of capture's own, or of torch's fakes."""
+        if self.reason == "exception":
+            own, self.detail = by != FAKES, f"Python raises nothing where {by} told that {self.detail}"
+            self.reason = UNRAISED if own else FAKE_RAISES
+            self.hint = "a bug of moebius, which changes no result: please report it" if own else "it runs natively"
 
 
 def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:

@@ -126,10 +126,12 @@ class ArrayInputs:
             return tuple(map(self.as_index, key))
         if type(key) is slice:
             return slice(*map(self.as_index, (key.start, key.stop, key.step)))
-        if is_kind(key, Array) and key.proxy.fake.dtype in INDEX_TYPES:
-            return key.proxy
-        if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
-            return found
+        found = key.proxy if is_kind(key, Array) and key.proxy.fake.dtype in INDEX_TYPES else None
+        if is_array(key) and key.dtype.kind in INDEX_KINDS:
+            found = self.input(key)
+        if found is not None:
+            narrow = found.fake.dtype in (torch.int8, torch.int16)  # of which torch makes int64, and of a tensor not
+            return self.tensors.method(found, "long", (), {}) if narrow else found
         kind = number_kind(key)
         if kind in NUMPY_NUMBERS and as_plain(kind) is not int:
             raise Break("number of numpy's", f"a {kind.__name__} indexes a tensor", "index it with an int")

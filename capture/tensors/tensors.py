@@ -28,7 +28,7 @@ from ..python.texts import Texts
 from ..regions.autograd_joins import Writes, refuse_doubt
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
 from ..values.expert_numbers import number_of
-from ..values.numbers import is_open
+from ..values.numbers import Number, is_open
 from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
@@ -504,7 +504,9 @@ class TensorOperations:
         return args, kwargs
 
     def flag(self, value: Any) -> Any:
-        """A value; a comparison of sizes as the bool that it is in this call."""
+        """A value; a comparison of sizes or numbers as the bool that it is in this call."""
+        if is_kind(value, Number) and value.kind is bool:
+            return self.numbers.truth(value)
         return self.symbolic_truth(value) if type(value) is torch.SymBool else value
 
     def symbolic_truth(self, value: Any) -> bool:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from moebius.interpreter import ITERATOR_PLACES, NULL, Frame
+from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
 from moebius.lowering.step.arrays import asks_plain_python
 
 from ..bytecode.liveness import accesses, read_by_name
 from ..bytecode.stack_layout import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
+from ..python.domain import TrackingDomain, refuse_own
 from ..python.substitutes import Range
 from ..regions.loops import LoopRegion
 from ..tensors.array_calls import is_followed
@@ -30,7 +31,7 @@ from ..tensors.failing import may_raise_on_data
 from ..torch_facts import torch_private
 from ..values.number_methods import NumberMethod
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, TensorProxy
+from ..values.values import ATOMS, Break, TensorProxy, decided_by_data
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected
 
@@ -157,6 +158,18 @@ def passes_on(frame: Frame) -> bool:
         return False
     of_all, of_one = torch_private.CALLED_ON_ERRORS
     return not domain.truth(domain.load_global(frame, of_all)) and not domain.truth(domain.get_attr(module, of_one))
+
+
+def raised(domain: TrackingDomain, error: BaseException) -> Break:
+    """The graph break where the step raises, or where capture cannot tell whether it does."""
+    refuse_own(error)
+    try:
+        domain.refuse_of_tracing(error)
+    except Break as stop:
+        return stop
+    words = f"the step raises {words_of(error)}"[:300]
+    raises = Break("exception", words, "the exception is raised natively")
+    return decided_by_data() if is_kind(error, torch_private.DATA_DEPENDENT) else raises
 
 
 def words_of(error: BaseException) -> str:

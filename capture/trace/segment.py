@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
 import time
@@ -322,7 +323,8 @@ def run_whole_natively(
     attempt.objects.guards.forget(attempt.objects.dying)
     alone, code = as_python(attempt.request.function, owner.beginning)
     broken = attempt.graph_break
-    native = NativePart(code, broken.did_not_come if broken.reason == "exception" else None)
+    by = "" if attempt.speculation.exits else attempt.raises_by  # (which this frame meets as well)
+    native = NativePart(code, functools.partial(broken.did_not_come, by) if by else None)
     run = native.timed(owner.below(alone))
     return Segment(
         run if owner.beginning is None else left_first(owner.settled(run)),
@@ -433,7 +435,9 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     on_data = asked or attempt.assumptions.follows_data
     resumes = [owner.make_resume(Beginning(frame.code, exit_, on_data), open_places) for exit_ in going_on.exits]
     native = attempt.native = NativePart(None)
-    resumes = [unless_raised(resume, attempt.graph_break, native) for resume in resumes]
+    if attempt.raises_by and attempt.graph_break is not None:
+        returned = functools.partial(attempt.graph_break.did_not_come, attempt.raises_by)
+        resumes = [unless_raised(resume, returned, native) for resume in resumes]
     native.code = native_code = skipped(going_on.native_code(resumes))
     run = over(native_code, attempt.request.function.__globals__, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
@@ -452,17 +456,15 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     return [f"return {emitter.constant(run)}({', '.join(parts)})"]
 
 
-def unless_raised(go_on: Callable[..., Any], broken: GraphBreak | None, native: NativePart) -> Callable[..., Any]:
+def unless_raised(go_on: Callable[..., Any], returned: Callable[[], None], native: NativePart) -> Callable[..., Any]:
     """``go_on``. Where the step was seen to raise, Python comes here only if it does not: with what capture saw, the
     error was one of ours, and the report says so; in another call the instruction may have met something else."""
-    if broken is None or broken.reason != "exception":
-        return go_on
 
     @hidden
     def noticed(*args: Any, **kwargs: Any) -> Any:
         result = go_on(*args, **kwargs)
         if not native.raised:
-            broken.did_not_come()
+            returned()
         return result
 
     return noticed

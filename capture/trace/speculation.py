@@ -91,6 +91,7 @@ class Speculation:
         self.domain, self.tensors = trace.domain, trace.tensors
         self.lists = self.domain.lists
         self.exits: dict[str, SideExit] = {}
+        self.newest = -1  # the root's step in which the newest of them was made
         self.met: Counter[str] = Counter()
         self.went: dict[str, bool] = {}  # by branch: the last way that data told
         self.followed: Counter[str] = Counter()
@@ -137,6 +138,7 @@ class Speculation:
         writer.call(require_branch, value, expected, place, *emitter.outputs)
         ends = ends_while(innermost.frame, innermost.pc)
         counts = trace.counter.so_far([run_again(innermost.frame, innermost.pc, innermost.pc + 1)])
+        self.newest = trace.domain.root_steps - 1
         self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends, counts)
         return expected
 

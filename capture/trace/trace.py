@@ -30,8 +30,9 @@ from ..guards.recorder import GuardRecorder
 from ..guards.sources import Arg, Source
 from ..heap.objects import COUNTERS, Objects
 from ..heap.records import Record
-from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
-from ..report.records import GraphBreak
+from ..python.caught import is_of_fakes
+from ..python.domain import OwnError, StopHere, TrackingDomain
+from ..report.records import FAKES, GraphBreak
 from ..tensors import tensor_class
 from ..tensors.deferred_state import DeferredState
 from ..tensors.graphs import GraphWriter, Where
@@ -40,11 +41,11 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor, UnfollowedTensor, uses_one
-from ..values.values import TRACING, Break, decided_by_data
+from ..values.values import TRACING, Break
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
-from .may_raise import is_in_handler, opened, refuse_lost_handler, words_of
+from .may_raise import is_in_handler, opened, raised, refuse_lost_handler
 from .native_pieces import why_whole
 from .provenance import place_of, said_of, shown_at, where_data_choose
 from .recorder import Recorder, Recordings
@@ -123,6 +124,7 @@ class Trace:
         self.graph_break: GraphBreak | None = None
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
         self.chooses = False  # whether it breaks where data choose an item: a loop around it would break each time
+        self.raises_by = ""  # where the break's instruction must raise, whatever the data: by whose word
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
         self.recorder: Recorder | None = None
@@ -188,12 +190,10 @@ class Trace:
 
     def is_handled(self) -> bool:
         """Whether a handler of the user's would see an error that is raised now."""
-        frame = self.machine.frame
-        while frame is not None:
+        for frame in opened(self.machine.frame):
             handler = frame.program.handler_at(frame.pc)
             if handler is not None and frame.program.instructions[handler[0]].opname == "PUSH_EXC_INFO":
                 return True
-            frame = frame.back
         return False
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -248,10 +248,7 @@ class Trace:
                     raise  # a signal handler's: KeyboardInterrupt and the like end the call
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
-                refuse_own(error)
-                words = f"the step raises {words_of(error)}"[:300]
-                raises = Break("exception", words, "the exception is raised natively")
-                self.broke(decided_by_data() if is_kind(error, torch_private.DATA_DEPENDENT) else raises, error)
+                self.broke(raised(self.domain, error), error)
 
     def want_stacks(self) -> None:
         self.needs_stacks |= self.domain.stacks is None
@@ -319,6 +316,7 @@ class Trace:
         """
         domain, frame = self.domain, self.frame
         assert frame is not None
+        of_fakes = error is not None and not self.objects.is_known(error) and is_of_fakes(error)
         raised = None if error is None else domain.taken_back(error)
         stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
         expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
@@ -339,6 +337,8 @@ class Trace:
             if outermost is None or outermost.frame is not frame or step < outermost.root_step:
                 self.root_step = step
             self.clean = False
+        if stop.reason == "exception" and outermost is None and self.speculation.newest < self.root_step:
+            self.raises_by = FAKES if of_fakes else "capture"
         frame.stack[:], frame.pc = domain.root_stack, domain.root_pc
         chooser = where_data_choose(stop, stack)
         self.chooses = chooser is frame
@@ -505,7 +505,7 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
     again = Trace(request, attempt.began_with, stop_at=attempt.root_step)
     again.run()
     if again.graph_break is None:
-        again.graph_break = attempt.graph_break
+        again.graph_break, again.raises_by = attempt.graph_break, attempt.raises_by
         again.whole_natively = attempt.whole_natively
     attempt.release()
     return again

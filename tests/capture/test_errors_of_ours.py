@@ -140,12 +140,14 @@ def in_the_middle(x, probed):
     return y + 0
 
 
+@pytest.mark.faults
 def test_a_handler_of_the_steps_never_meets_it(monkeypatch):
     break_reads(monkeypatch, "return obj.another")
     report = explain(handled)(torch.ones(2), Probed())
     assert report.result.tolist() == [5.0, 5.0] and {b.code for b in report.breaks} == {"MB033"}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("whole", (False, True))
 def test_it_is_not_told_as_the_steps(monkeypatch, whole):
     break_reads(monkeypatch, "raise TypeError('by capture')")
@@ -182,3 +184,109 @@ def test_a_cache_that_capture_fills_itself_is_no_change():
     found = [captured(torch.ones(2)) for _ in range(3)]
     assert found[2][1] == (importlib.metadata.version("torch"), True) and found[2][0].tolist() == [3.0, 3.0]
     assert stats(captured).hits == 2 and stats(captured).graphs == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a report says where Python raises nothing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check(good):
+    if not good:
+        raise ValueError("wrong")
+
+
+def refused_by_a_fake(x):
+    return torch.nn.functional.logsigmoid(x.transpose(1, 2)).view(-1)
+
+
+def by_numbers_that_vary(x, n):
+    return torch.full((), n >= float("nan"))
+
+
+WAYS = {  # data that lead to the error in the call that is captured, and not in the next
+    "itself": "if (x * 2).exp().sum().item() > 100: raise ValueError('wrong')",
+    "in a call": "check((x * 2).exp().sum() < 100)",
+    "in each": "for e in x.nonzero():\n        check(False)",
+    "in a side": "if x[0] > 50:\n        x = x + missing",
+}
+
+
+@pytest.mark.parametrize("whole", (False, True))
+@pytest.mark.parametrize("way", WAYS)
+def test_data_that_go_another_way_are_no_fault(way, whole):
+    before = "locals()" if whole else "x = x + 0"
+    names = {"check": check}
+    exec(f"def step(x):\n    {before}\n    {WAYS[way]}\n    return x * 2", names)
+    captured = capture(names["step"])
+    for value in (90.0, 0.0, 90.0, 0.0, 0.0):
+        x = torch.full((2,), value)
+        assert outcome(captured, x) == outcome(names["step"], x)
+        assert not [b.detail for b in report_of(captured_of(captured)).breaks if b.code == "MB033"]
+
+
+def test_an_operator_that_its_fake_refuses_is_said_so():
+    report = explain(refused_by_a_fake)(torch.ones(3, 5, 4))
+    assert [(b.reason, b.code) for b in report.breaks] == [("operator whose fake raises", "MB023")]
+    captured = capture(by_numbers_that_vary)
+    for n in (3, 4, 5):
+        assert captured(torch.ones(2), n).item() is False
+    assert {b.code for b in report_of(captured_of(captured)).breaks} <= {"MB023"}
+
+
+CHANGES = {
+    "set": lambda o: setattr(o, "another", 1), "set its own": lambda o: setattr(o, "real", 1),
+    "delete": lambda o: delattr(o, "another"), "delete its own": lambda o: delattr(o, "real"),
+}  # fmt: skip
+CONSTANTS = (3, 2.5, True, "text", b"bytes", None, ..., 1j, torch.float32, len, (1, 2), range(3), torch.Size([2]))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_of_what_has_none(change):
+    for constant in CONSTANTS:
+
+        def step(x, o):
+            try:
+                CHANGES[change](o)
+            except (AttributeError, TypeError) as error:
+                x = x + len(str(error))
+            return x
+
+        captured = capture(step)
+        for i in range(4):
+            o = constant + i if type(constant) in (int, float) else constant
+            assert outcome(captured, torch.ones(2), o) == outcome(step, torch.ones(2), o)
+
+
+class Counted:
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return self.count
+
+
+NUMBERS = {
+    "length": lambda x, o: x * len(o),
+    "switch": lambda x, o: (torch.set_grad_enabled(o.count % 2 == 1), x * 2, torch.set_grad_enabled(True))[1],
+    "block": lambda x, o: under(torch.set_grad_enabled(o.count % 2 == 1), x),
+}
+
+
+def under(switch, x):
+    with switch:
+        return x * 2
+
+
+@pytest.mark.parametrize("use", NUMBERS)
+def test_a_count_as_a_length_and_as_a_switch(use):
+    def step(x, o):
+        o.count += 1
+        return NUMBERS[use](x, o)
+
+    captured, ours, theirs = capture(step), Counted(), Counted()
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(6):
+        mine, plain = captured(x, ours), step(x, theirs)
+        assert (mine.tolist(), mine.requires_grad) == (plain.tolist(), plain.requires_grad)
+    assert stats(captured).entries < 5 and not report_of(captured_of(captured)).breaks

@@ -497,3 +497,47 @@ def test_another_list_in_its_place_is_noticed(name):
     captured = capture(function)
     for items in ([1, 2, 3], [1, 2, 3, 3], [2, 3, 4], [0, 5, 0]):
         assert same(captured(items), function(items))
+
+
+class Asked:
+    """Notes when it is asked for its iterator."""
+
+    def __init__(self, noted, name):
+        self.noted, self.name = noted, name
+
+    def __iter__(self):
+        self.noted.append(self.name)
+        return iter([X, X + 1])
+
+
+CHAINED = {
+    "objects": lambda noted: (Asked(noted, "a"), Asked(noted, "b")),
+    "a list and an object": lambda noted: ([X], Asked(noted, "b")),
+    "no iterable": lambda noted: ([X], 3),
+    "an object that is none": lambda noted: (Asked(noted, "a"), object()),
+    "lists": lambda noted: ([X], (X, X)),
+}
+
+
+def goes_through(noted, chained):
+    for item in chained:
+        noted.append(float(item.sum()))
+    return X + len(noted)
+
+
+def half_of_it(noted, chained):
+    first = next(chained)
+    broken(X)
+    return first, list(chained)
+
+
+@pytest.mark.parametrize("use", [goes_through, half_of_it])
+@pytest.mark.parametrize("name", CHAINED)
+def test_a_chain_asks_for_each_iterator_as_its_turn_comes(name, use):
+    def step(noted):
+        return use(noted, itertools.chain(*CHAINED[name](noted)))
+
+    captured = capture(step)
+    for _ in range(3):
+        ours, theirs = [], []
+        assert same(told(captured, ours), told(step, theirs)) and ours == theirs
