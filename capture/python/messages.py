@@ -61,7 +61,7 @@ class Messages:
             return
         what = f"logging.Logger.{name}"
         writer = self.tensors.writer
-        if not self.tensors.runs_once:
+        if not (self.tensors.whole_step and writer.runs_at_most_once):
             raise Break(what, ELSEWHERE, AFTER)
         if options:
             raise Break(what, f"with {', '.join(options)}", AFTER)

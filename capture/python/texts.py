@@ -70,9 +70,12 @@ class Texts:
         )
 
     def is_repeated(self) -> bool:
-        """Whether this is a graph within the step's, other than a gradient hook's, which runs where the hook would."""
+        """Whether this is a graph within the step's, other than a side of a branch on a number of the call, or a
+        gradient hook's, which runs where the hook would."""
         scope = self.writer.scope
-        return scope.parent is not None and (scope.in_loop or not self.tensors.gradients.hooks.interpreting)
+        if scope.is_never_repeated():
+            return False
+        return scope.in_loop or not self.tensors.gradients.hooks.interpreting
 
     def make(self, function: Callable[..., str], *operands: Any) -> Text:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""

@@ -14,6 +14,7 @@ from torch import fx
 
 from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.interpreter.program import Program
+from moebius.lowering import only_computes
 
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
@@ -145,14 +146,21 @@ def constants(program: Program, inside: frozenset[int]) -> set[Any]:
     return found
 
 
-def refuse_tensors(condition: Any, body: GraphScope) -> None:
-    """A branch on a number of the call is the graph's where it decides between numbers alone: what tensors are for is
-    captured for each way, without the branch."""
-    if type(condition) is Number and condition.goes_both_ways:
-        for node in body.graph.nodes:
-            computes = node.op not in ("placeholder", "output") and node.target is not torch.full
-            if computes and any(is_kind(value, torch.Tensor) for value in leaves(node.meta.get("val"))):
-                raise Break("data-dependent branch", "a branch on a number runs operators", "it is traced again")
+def is_of_call(condition: Any) -> bool:
+    """Whether it is a number of the call that has gone both ways."""
+    return type(condition) is Number and condition.goes_both_ways
+
+
+def refuse_tensors(condition: Any, body: GraphScope, gives: bool) -> None:
+    """A branch on a number of the call is the graph's where it decides between numbers, or prints. What is done to
+    tensors there (gives: it gives some out) is captured for each way, without the branch."""
+    if not is_of_call(condition):
+        return
+    for node in body.graph.nodes:
+        computes = node.op not in ("placeholder", "output") and node.target is not torch.full
+        tensors = computes and any(is_kind(value, torch.Tensor) for value in leaves(node.meta.get("val")))
+        if tensors and (gives or not only_computes(node)):
+            raise Break("data-dependent branch", "a branch on a number runs operators", "it is traced again")
 
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:

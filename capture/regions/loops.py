@@ -249,7 +249,8 @@ class Loops:
         writer, world = tensors.writer, tensors.world
         loop.where = writer.where()
         loop.number = writer.count + 1
-        writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional))
+        of_call = is_kind(rows, Conditional) and branches.is_of_call(loop.begun_with[-1])
+        writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional), of_call)
         objects.open_body(ITERATION)
         loop.since = objects.inside[-1][1]
         loop.row = writer.scope.placeholder("row")
@@ -430,7 +431,8 @@ class Loops:
                 changed = chosen_numbers.others(loop, changed, self.tensors)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
-            branches.refuse_tensors(loop.begun_with[-1], self.writer.scope)
+            gives = bool(loop.carried or loop.gathered) or any(not one.number for one in loop.joined)
+            branches.refuse_tensors(loop.begun_with[-1], self.writer.scope, gives)
         if is_kind(loop.rows, ActiveExperts):
             self.refuse_kept_row(loop)
         if not is_kind(loop.rows, ONE):

@@ -55,10 +55,11 @@ class Graph(fx.Graph):
 class GraphScope:
     """One fx graph being written. An inner scope lifts what it uses of the outer one into placeholders of its own."""
 
-    def __init__(self, parent: GraphScope | None = None, conditional: bool = False):
-        """conditional: whether it is what runs once, or not at all: the body of a branch on values."""
+    def __init__(self, parent: GraphScope | None = None, conditional: bool = False, of_call: bool = False):
+        """conditional: whether it is what runs once, or not at all: the body of a branch on values. of_call: whether
+        the branch is on a number of the call, so that no backward goes through it."""
         self.graph = Graph()
-        self.parent, self.conditional = parent, conditional
+        self.parent, self.conditional, self.of_call = parent, conditional, of_call
         self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
@@ -93,6 +94,10 @@ class GraphScope:
 
     def root(self) -> GraphScope:
         return self if self.parent is None else self.parent.root()
+
+    def is_never_repeated(self) -> bool:
+        """Whether a call runs it once, or not at all."""
+        return self.parent is None or (self.of_call and self.parent.is_never_repeated())
 
     def scope_of(self, node: fx.Node) -> GraphScope | None:
         """Of this one and those around it: the one whose graph has the node."""
@@ -163,6 +168,11 @@ class GraphWriter:
     @property
     def in_loop(self) -> bool:
         return self.scope.in_loop
+
+    @property
+    def runs_at_most_once(self) -> bool:
+        """Whether a call runs what is written now once, or not at all, as a number of the call decides."""
+        return self.scope.is_never_repeated() and not self.recomputed
 
     def node_of(self, size: Any) -> fx.Node | None:
         """The node whose value is a symbolic size, where it is a symbol of this graph by itself."""

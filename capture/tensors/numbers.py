@@ -19,7 +19,7 @@ from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 from ..guards.sources import Source
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
-from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
+from ..values.numbers import CLOCKS, NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break, TensorProxy
 from .graphs import ELSEWHERE, GraphScope
@@ -66,7 +66,8 @@ class Numbers:
         writer, gradients = self.writer, self.tensors.gradients
         with writer.in_front((proxy.node,), GraphScope.only_asks):
             inner = writer.is_inner and not gradients.in_a_hook
-            return None if inner or writer.in_loop else self.of_item(proxy)
+            lost = (inner or writer.in_loop) and not writer.scope.is_never_repeated()
+            return None if lost else self.of_item(proxy)
 
     def list_of(self, proxy: Any) -> list[Number] | None:
         """``tensor.tolist()`` of such a vector, if it is short; else None."""
@@ -89,7 +90,8 @@ class Numbers:
 
     def read(self, name: str, function: Callable[[], float]) -> Number:
         """What a clock says, or Python's generator of random numbers gives, when the graph comes to it."""
-        return Number(self, 0.5, self.drawn(name, function, ()))
+        once = function in CLOCKS and self.tensors.whole_step and self.writer.runs_at_most_once
+        return Number(self, 0.5, self.writer.call(function) if once else self.drawn(name, function, ()))
 
     def drawn(self, name: str, function: Callable[..., Any], args: tuple) -> fx.Node:
         """A call that gives another number each time, where the graph comes to it."""
