@@ -333,7 +333,8 @@ def hooks_of_accumulation(leaves: Sequence[torch.Tensor]) -> bool:
     takes longer than all else that is asked of a leaf: ask once for many."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
     with torch.inference_mode(False), torch.enable_grad():
-        nodes = AtLeaves.apply(*wanted).grad_fn.next_functions if wanted else ()
+        result = AtLeaves.apply(*wanted) if wanted else None  # (up to torch 2.12 the node dies with it)
+        nodes = () if result is None else result.grad_fn.next_functions
     found = False
     for node, _ in nodes:
         for register in (node.register_hook, node.register_prehook):
