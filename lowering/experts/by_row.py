@@ -243,7 +243,7 @@ def vectors_unchanged(claim: ByRow) -> Fault | None:
 
 SHARED = ("known operators", "nothing else written", "nothing else drawn", "one sum", "own storage",
           "every expert once", "harmless skips", "allowed routing", "rows by token", "tokens once",
-          "routing weights", "gradients", "routing unchanged")  # fmt: skip
+          "routing weights", "gradients", "routing unchanged", "routed again")  # fmt: skip
 STEPS: tuple[Step, ...] = (
     *(step for step in proof.STEPS if step.name in SHARED),
     Step("projections", some_projection),

@@ -33,8 +33,9 @@ from moebius.lowering.experts.routing import (
 )
 from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
 from moebius.lowering.operators import draws, loop_body, read_call, target_name
+from moebius.lowering.step.checkpoint import checkpoint_around
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import rank_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import computed_of, rank_of, same_shape, shape_of, tensor_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The steps
@@ -282,16 +283,33 @@ def with_gradients(claim: Claim) -> Fault | None:
 
 def routing_unchanged(claim: Claim) -> Fault | None:
     """Nothing writes into the routing index, the mask or the hit list between their making and the loop."""
-    loop = claim.reader.loop
+    for node in routed_by(claim):
+        writer = claim.storage.writer_between(node, claim.reader.loop)
+        if writer is not None:
+            return f"{target_name(writer)} changes {node.name} in place before the loop", writer
+    return None
+
+
+def routed_by(claim: Claim) -> list[fx.Node]:
+    """What stands before the loop and says which rows an expert has."""
     sources = [claim.index, index_root(claim.index), *([claim.hits.index.node] if claim.hits else [])]
     for made in claim.reader.made.values():  # stands at the loop, for what the user computed earlier
         sources += made.all_input_nodes
-    for node in [*claim.reader.evidence.routing, *sources]:
-        if node.graph is loop.graph:
-            writer = claim.storage.writer_between(node, loop)
-            if writer is not None:
-                return f"{target_name(writer)} changes {node.name} in place before the loop", writer
-    return None
+    return [node for node in (*claim.reader.evidence.routing, *sources) if node.graph is claim.reader.loop.graph]
+
+
+def routed_again(claim: Claim) -> Fault | None:
+    """In a checkpointed call: nothing writes into what the routing is computed of before backward computes it again. An
+    expert may have other rows then, which torch raises of the loop; the operator has as many rows as before."""
+    begin = checkpoint_around(claim.reader.loop)
+    if begin is None:
+        return None
+    within = computed_of(routed_by(claim), lambda node: node.all_input_nodes if begin < node else ())
+    read = [node for node in within if not begin < node or node.op == "get_attr"]
+    writer = writer_before_backward(claim.storage, begin, read, read, target_of(claim))
+    if writer is None:
+        return None
+    return f"{target_name(writer)} changes what a checkpointed call routes by, before backward", writer
 
 
 def kept_unchanged(claim: Claim) -> Fault | None:
@@ -339,6 +357,7 @@ STEPS: tuple[Step, ...] = (
     Step("gradients", with_gradients),
     Step("routing unchanged", routing_unchanged),
     Step("kept unchanged", kept_unchanged),
+    Step("routed again", routed_again),
 )
 
 

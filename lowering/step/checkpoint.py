@@ -143,6 +143,16 @@ def is_marked(graph: fx.Graph) -> bool:
     return bool(marked(graph, MARKS))
 
 
+def checkpoint_around(node: fx.Node) -> fx.Node | None:
+    """Where the outermost checkpointed call around a node begins, of those that compare what they compute again."""
+    opened: list[fx.Node] = []
+    for mark in marked(node.graph, MARKS):
+        if node < mark:
+            break
+        opened = [*opened, mark] if mark.target is begin_checkpoint else opened[:-1]
+    return next((begin for begin in opened if not begin.args[1]), None)
+
+
 def stretches(gm: fx.GraphModule, marks: Marks) -> Iterator[tuple[int, fx.Node, list[fx.Node], fx.Node]]:
     """(its number, where it begins, the nodes in it, where it ends) of what is between two marks and not empty, the
     innermost first. The marks go."""
