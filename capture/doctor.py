@@ -7,12 +7,14 @@ import os
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from textwrap import wrap
 from typing import Any
 
+from .errors import MoebiusWarning
 from .versions import OLDEST_TORCH, PYTHONS, RELEASES, TORCHES, dotted, is_tested, lacks, numbers, works_on
 
 # mark, and its ANSI colour
@@ -118,14 +120,31 @@ def training() -> Iterator[Finding]:
     if missing():  # torch itself may end the process, where a part of it is not there
         yield Finding("capture", "not tried", "missing", "torch's parts that it needs are missing")
         return
+    works = not importlib.import_module("moebius.hook").is_disabled()
     for device in ("cpu", "cuda") if has_gpu() else ("cpu",):
         where = "" if device == "cpu" else ", on the GPU"
         try:
             if not importlib.import_module("moebius.hook").is_disabled():
-                yield from trained(importlib.import_module("moebius.trial").try_moe_step(device), where)
+                for finding in trained(importlib.import_module("moebius.trial").try_moe_step(device), where):
+                    works &= finding.status != "missing"
+                    yield finding
         except Exception as error:
             note = f"{type(error).__name__}: {error}"
+            works = False
             yield Finding(f"capture{where}", "fails", "missing", note)
+    if works:
+        yield from first()
+
+
+def first() -> Iterator[Finding]:
+    """A step without experts, whose graph takes another way through torch and lowering. Nothing where it works."""
+    selftest, captured = (importlib.import_module(f"moebius.{name}") for name in ("selftest", "cache.captured"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        failure = selftest.in_a_thread(lambda: selftest.try_first_step(captured.captured_once))
+    said = [str(each.message) for each in told if issubclass(each.category, MoebiusWarning)]
+    if failure or said:
+        yield Finding("a step without experts", "fails", "missing", failure or said[0])
 
 
 def counted(count: int, what: str) -> str:

@@ -44,6 +44,7 @@ def test_the_doctor_trains_a_layer_and_compares() -> None:
     assert outcome.equal and (outcome.graphs, outcome.breaks, outcome.hits, outcome.lowered) == (1, [], 2, 1)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("place", ["__init__", "call", "python_function"])
 def test_capture_that_fails_is_a_doctor_that_fails(place: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(Calls, place, breaks_everything)
@@ -52,6 +53,12 @@ def test_capture_that_fails_is_a_doctor_that_fails(place: str, monkeypatch: pyte
         assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert "1 graph, 0 graph breaks" not in printed and "moebius cannot run here: mend capture" in printed
+
+
+def test_what_fails_without_experts_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.fx._lazy_graph_module._LazyGraphModule.force_recompile", breaks_everything)
+    finding = said()["a step without experts"]
+    assert finding.status == "missing" and "no attribute '__func__'" in finding.note
 
 
 def test_a_graph_break_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
