@@ -17,6 +17,7 @@ from torch import fx
 
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, loop_body, read_call
+from moebius.lowering.step.branches import chosen
 from moebius.lowering.torch_private import unbacked_symbols
 from moebius.lowering.values import Where, tensor_of, users_place, value_of
 
@@ -25,7 +26,7 @@ BRANCH, COPY, MASKED = "a branch that a tensor decides", "a copy to the CPU", "w
 
 
 class SyncPoint(NamedTuple):
-    """why: one of the above. operator: that waits, by its name in torch. place: the user's line."""
+    """why: one of the above. operator: that waits, as torch names it (a branch: ``bool``). place: the user's line."""
 
     why: str
     operator: str
@@ -54,7 +55,8 @@ def of_graph(
             on_host.add(node)
         if tensors and not on_host.issuperset(tensors) and (why := waits(node)) is not None:
             name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-            found.append(SyncPoint(why, name, users_place(asked(node, outside) if why == BRANCH else node)))
+            place = users_place(asked(node, outside) if why == BRANCH else node)
+            found.append(SyncPoint(why, "bool" if why == BRANCH else name, place))
         if node.target is expert_loop and (call := read_call(node)) is not None:
             body = loop_body(node)
             inputs = dict(zip(list(body.graph.find_nodes(op="placeholder"))[1:], call_operands(call)[1:], strict=False))
@@ -90,8 +92,8 @@ def waits(node: fx.Node) -> str | None:
     new = [part for part in found if not unbacked_symbols(part) <= known]
     if new:
         return SIZE if isinstance(new[0], torch.Tensor) else NUMBER
-    if call is not None and call.name == "item":
-        return NUMBER
+    if call is not None and call.name == "item":  # (it may choose where the ways of a branch meet)
+        return BRANCH if node.users and all(user.target is chosen for user in node.users) else NUMBER
     if call is not None and call.name in ("skip_iteration", "require_branch") and tensor_of(node.args[0]) is not None:
         return BRANCH
     if any(map(is_here, found)) and any(isinstance(part, torch.Tensor) and not is_here(part) for part in before):

@@ -173,11 +173,12 @@ def verdict(report: Findings) -> str:
         return f"NOT captured: {report.why or 'the call ran as plain Python'}"
     captures = len(report.graphs)
     graphs = captures if report.calls is None else report.calls[2]
-    if not captures:
+    if not captures and not report.breaks:
         said = "Captured, without a tensor operation in it" if report.functions else "NOT captured: nothing was called"
     elif report.breaks:
         slowest, _ = counted(report.breaks)[0]
-        said = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
+        runs = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
+        said = runs if captures else "Runs as Python, without a tensor operation in a graph; "
         cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
         where = place(slowest.file, slowest.line)
         said += f"{'slowest break' if len(report.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"

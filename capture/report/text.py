@@ -168,7 +168,7 @@ def break_text(item: GraphBreak, count: int, width: int) -> Text:
             text.append(said, style="dim")
     if item.cost_us is not None:
         took = duration(item.cost_us * 1e-6) if item.cost_us >= 1 else "under 1 µs"
-        text.append(f"\n  cost  {took} of Python a call", style="dim")
+        text.append(f"\n  time  {took} a call as Python, as without moebius", style="dim")
     return text
 
 

@@ -82,6 +82,21 @@ def test_a_branch_on_a_tensor_waits(tmp_path):
     assert {(point.why, point.place[1]) for point in report.sync_points} == {(BRANCH, 3)}
 
 
+def test_what_a_branch_leaves_is_read_at_the_branch(tmp_path):
+    """Not where its ways meet, which is the next line of the user's; and torch's word is said for it."""
+    text = "def step(x, s):\n    if x.sum() > 0:\n        s[0] = s[0] * 0.5\n    y = x * 2\n    return y"
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    names = {}
+    exec(compile(text, str(path), "exec"), names)
+    captured, s = capture(names["step"]), [1.0]
+    for value in (1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0):
+        captured(torch.full((2,), value), s)
+    report = explain(captured)(torch.ones(2), s)
+    assert {(point.operator, point.place[1]) for point in report.sync_points} >= {("bool", 2)}
+    assert {point.place[1] for point in report.sync_points} == {2}
+
+
 def test_writes_where_a_mask_says(tmp_path):
     """A number is written without asking how many places there are; numbers of a tensor are not."""
     text = "def step(x):\n    y = x.clone()\n    y[x > 0] = {}\n    return y"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,6 +156,14 @@ def test_what_a_reader_is_told_of_breaks_that_go_and_of_guards(report: Report) -
     gone = Recompile("graph break", "method in C", "none", "train.py", 3)
     assert gone.change == "the graph break (method in C) is gone"
     assert Recompile("k", "1", "9", "train.py", 3).change == "k was 1, is 9"
+    branch = Recompile("branch on data", "goes False", "True", "train.py", 3)
+    assert branch.change == "branch on data: the capture goes False, the data True"
+
+
+def test_a_step_without_an_operator_in_a_graph_is_not_called_captured():
+    report = explain(lambda x: pickle.loads(pickle.dumps(x)))(torch.ones(2))
+    assert report.breaks and report.verdict.startswith("Runs as Python, without a tensor operation in a graph; slowest")
+    assert explain(lambda x: x)(torch.ones(2)).verdict == "Captured, without a tensor operation in it"
     text = str(report)
     assert "all guards together" in text or "that were timed together" in text
 
