@@ -143,7 +143,7 @@ class Store:
             raise Break(
                 "object of unknown origin",
                 f"a {type(obj).__name__} was met that no guarded read led to",
-                "please report this with the line shown",
+                "it runs natively; reach it by an argument, an attribute or a global",
             )
         return record
 
