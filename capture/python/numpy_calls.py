@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..hook import ABSENT
 from ..tensors.array_calls import is_maker
 from ..torch_facts import torch_private
 from ..values.numbers import Number, number_kind, numpy_numbers_in
-from ..values.numpy_numbers import NUMPY_NUMBERS
+from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import SYMBOLIC, Break
 from .parts import Parts
 
@@ -27,7 +28,26 @@ def of_numbers(domain: Parts, function: Callable[..., Any], args: list, kwargs: 
     if not all(map(is_number, (*values, *named.values()))):
         return ABSENT
     values = [tuple(value) if type(value) is torch.Size else value for value in values]
+    if gives_array(function, values, named):
+        return ABSENT
     return domain.objects.made(domain.numbers.apply(function, *values, **named))
+
+
+def gives_array(function: Callable[..., Any], values: list[Any], named: dict[str, Any]) -> bool:
+    """Whether what it gives for numbers that stay is an array: that is the graph's, if it is followed."""
+    if not is_numpy_function(function) or not all(map(stays, (*values, *named.values()))):
+        return False
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return type(function(*values, **named)) is np.ndarray
+    except Exception:  # it is raised where the step calls it
+        return False
+
+
+def stays(value: Any) -> bool:
+    """Whether it is a number of Python's or numpy's, or a list of such, that the graph knows nothing of."""
+    return all(map(stays, value)) if type(value) in (list, tuple) else type(value) not in (*SYMBOLIC, Number)
 
 
 def counted(domain: Parts, function: Any, args: list, kwargs: dict[str, Any]) -> Any:

@@ -54,6 +54,11 @@ class Template:
     operands: list[Any] = field(default_factory=list)
     arrays: dict[int, Any] = field(default_factory=dict)
 
+    @property
+    def constant(self) -> bool:
+        """Whether it is of numbers alone that stay."""
+        return not self.operands
+
     def slot(self, operand: Any, kind: type | None = None) -> Slot:
         self.operands.append(operand)
         return Slot(len(self.operands) - 1, kind)
@@ -119,7 +124,7 @@ class ArrayCalls:
         try:
             call.args = tuple(self.operand(call, value) for value in args)
             call.named = {name: self.operand(call, value) for name, value in kwargs.items()}
-            if not call.arrays and not is_maker(function):
+            if not (call.arrays or call.constant or is_maker(function)):
                 return ABSENT
             return self.made(function, call)
         except NotFollowedError:
@@ -181,6 +186,8 @@ class ArrayCalls:
         make, given = (torch.empty, (sizes,)) if strides is None else (torch.empty_strided, (sizes, strides))
         proxy = self.tensors.wrap(self.world.call(make, given, how), node)
         array = self.arrays.array(proxy, alone=True)
+        if call.constant and len(today.sizes) == 1 and array.of_integers():
+            self.arrays.hold(array, [self.arrays.number(n) for n in function(*call.args, **call.named).tolist()])
         return array if today.kind is np.ndarray else self.arrays.item(array, ())
 
     def view(self, function: Any, call: Template, today: Tried) -> Any:

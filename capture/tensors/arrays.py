@@ -243,7 +243,7 @@ class Array(SymbolicObject):
         count = self.size() if fake.dim() == 1 and self.of_integers() else None
         if count is None or count > FEW:
             self.refuse("the numbers")
-        version = tensors.world.writes_into(fake)
+        version = self.arrays.age(self)
         if self.version != version:
             if tensors.writer.scope.parent is not None:
                 self.refuse("the numbers, in a loop over experts or behind a branch on values,")
@@ -264,7 +264,11 @@ class Array(SymbolicObject):
     def part(self, key: Any) -> Array:
         """Rows: a view, or what an array chooses."""
         found = self.calls.part(self, key)
-        return self.refuse("an item") if found is None else found
+        if found is None:
+            return self.refuse("an item")
+        if type(key) is slice and self.version == self.arrays.age(self) and self.numbers:
+            self.arrays.hold(found, self.numbers[key])
+        return found
 
     def iterate(self) -> Any:
         if self.fake.dim() != 1 or not self.of_integers():
@@ -344,6 +348,14 @@ class Arrays:
 
     def array(self, proxy: TensorProxy, alone: bool = False, origin: Origin | None = None) -> Array:
         return self.made(Array(self, proxy, alone, origin))
+
+    def hold(self, array: Array, numbers: list[ArrayNumber]) -> None:
+        """It is known what a new array, or a new view, of integers holds by now."""
+        array.numbers, array.version = numbers, self.age(array)
+
+    def age(self, array: Array) -> float:
+        """How often its memory was written into."""
+        return self.tensors.world.writes_into(array.fake)
 
     def rows(self, proxy: TensorProxy) -> Any:
         return self.domain.loops.array_rows(proxy)
