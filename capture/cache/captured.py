@@ -125,7 +125,8 @@ class Captured:
         self.deferred_state = DeferredState([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         self.taught: dict[types.CodeType, Assumptions] = {} if parent is None else parent.taught
-        self.below_native: list[Captured] = [] if parent is None else parent.below_native
+        self.top: Callable[[], Captured | None] = weakref.ref(self) if parent is None else parent.top
+        self.met_below: list[Captured] = []  # of a root alone
         self.left_at = 0  # calls by the time at which what led to it went
         self.continuations: dict[types.CodeType, list[weakref.ref[Captured]]]
         self.continuations = {} if parent is None else parent.continuations
@@ -357,6 +358,13 @@ class Captured:
             return build(found, self.options, self, self.deferred_state, started)
         finally:
             found.release()
+
+    @property
+    def below_native(self) -> list[Captured]:
+        """The functions that the whole family met below native calls. The root alone holds them: code holds what it
+        goes on in, and is unknown to the garbage collector, so that no rest may hold what leads to it."""
+        top = self.top()
+        return [] if top is None else top.met_below
 
     def leave_children(self) -> None:
         """What was captured for them goes with what leads to them. A function that was met below a native call stays,

@@ -10,6 +10,7 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from traceback import StackSummary
 from typing import Any
 
 import sympy
@@ -371,8 +372,10 @@ class FakeWorld:
             shapes.backed_size_oblivious = before
 
     def let_go(self) -> None:
-        """Of the trace, which is over."""
+        """Of the trace, which is over, and of the stack on which torch made the mode: from CPython 3.13 on its records
+        hold the code of each frame, whose constants may hold what it goes on in."""
         self.relations.where = nowhere
+        self.mode._stack_trace = StackSummary()
 
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""

@@ -153,6 +153,44 @@ def test_what_was_met_below_goes_with_who_met_it():
     torch.testing.assert_close(above(model)(x), model(x), rtol=1e-5, atol=1e-6)
 
 
+# What a function does that is met below native code, and what its caller does after that.
+DONE = {
+    "nothing": lambda y: y,
+    "its size": lambda y: y.reshape(-1, 1) * y.shape[0],
+    "a number of data": lambda y: y * torch.arange(int(y[0, 0].item() * 0) + 2).sum(),
+    "a shape of data": lambda y: y[torch.where(y[:, 0] > 0)[0]],
+    "a break": lambda y: y + len([out_of_the_graph(torch.relu, y)]),
+    "two breaks": lambda y: y + len([out_of_the_graph(torch.relu, y)]) + len([out_of_the_graph(torch.tanh, y)]),
+}
+
+
+@pytest.mark.share(12)
+@pytest.mark.parametrize("own", [False, True], ids=["met", "captured itself"])
+@pytest.mark.parametrize("below", DONE)
+@pytest.mark.parametrize("above", DONE)
+def test_nothing_of_a_family_outlives_its_function(below, above, own):
+    """Code holds what it goes on in, and the collector does not look into code: what lives as long as a capture must
+    hold no code of the stack below which it was made (as torch's records of that do from CPython 3.13 on), and none
+    of a family what leads to it."""
+
+    class Body(nn.Module):
+        def forward(self, x):
+            return DONE[below](x * 2)
+
+    model, here = capture(Body()) if own else Body(), DONE[above]
+    step = capture(lambda x: here(out_of_the_graph(model, x) + 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (4, 5, 6):
+            step(torch.ones(rows, 4))
+    kept = [weakref.ref(captured) for captured in captured_of(step).family()]
+    assert len(kept) >= (2 if own else 3)
+    del step
+    for _ in kept:
+        gc.collect()
+    assert not [ref for ref in kept if ref() is not None]
+
+
 class Scaled(nn.Module):
     def __init__(self, by):
         super().__init__()

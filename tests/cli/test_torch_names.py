@@ -25,7 +25,7 @@ ALLOWED += [ROOT / "lowering" / "torch_private.py", ROOT / "lowering" / "distrib
 ROOMS = ("capture", "lowering", "kernels", "interpreter")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if path not in ALLOWED]
 DOCUMENTED = {"torch._check", "torch.fx.passes", "torch.fx.experimental"}  # public, or a package of public modules
-WRITTEN = {"_is_param"}  # attributes that fakes are given
+WRITTEN = {"_is_param", "_stack_trace"}  # attributes that fakes and their mode are given
 OURS = {"_print_Symbol", "_print_ToFloat", "_print_Identity", "_helper_sqrt"}
 
 
