@@ -16,7 +16,7 @@ from moebius.report.codes import CODES, UNKNOWN, by_name, code_of, help_text, pa
 
 ROOT = Path(__file__).resolve().parents[2]
 RAISES = {"Break", "Body", "GraphBreak", "UnfollowedTensor"}
-CARRIED = {"stop.reason", "self.why.reason", "body.reason"}  # of a break that was made elsewhere
+CARRIED = {"stop.reason", "self.why.reason", "body.reason", "said"}  # of a break that was made elsewhere
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "capture").rglob("*.py"))}
 
 
