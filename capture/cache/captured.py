@@ -137,10 +137,6 @@ class Captured:
             parent.children.append(self)
         ALL.add(self)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # The cold call
-    # ------------------------------------------------------------------------------------------------------------------
-
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call and keep what came of it, which runs once this frame is left."""
@@ -361,10 +357,8 @@ class Captured:
 
     @property
     def below_native(self) -> list[Captured]:
-        """The functions that the whole family met below native calls. The root alone holds them: code holds what it
-        goes on in, and is unknown to the garbage collector, so that no rest may hold what leads to it."""
-        top = self.top()
-        return [] if top is None else top.met_below
+        """Met below native calls by the family. The root alone holds them: code leads on, and is not collected."""
+        return [] if (top := self.top()) is None else top.met_below
 
     def leave_children(self) -> None:
         """What was captured for them goes with what leads to them. A function that was met below a native call stays,
