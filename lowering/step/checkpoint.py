@@ -135,7 +135,7 @@ def unpaired(graph: fx.Graph, marks: Marks, what: str) -> str | None:
 
 def marked(graph: fx.Graph, marks: Marks) -> list[fx.Node]:
     """Where something begins and ends."""
-    return [node for node in graph.nodes if node.op == "call_function" and node.target in marks]
+    return sorted(node for mark in marks for node in graph.find_nodes(op="call_function", target=mark))
 
 
 def is_marked(graph: fx.Graph) -> bool:

@@ -125,12 +125,14 @@ def test_replaced(program):
         assert same(ours, plain)
 
 
+@pytest.mark.faults
 def test_taken_for_those_of_the_base(monkeypatch):
     monkeypatch.setattr(containers, "is_replaced", lambda method, name: False)
     pairs = zip(calls(lenient, capture), calls(lenient, lambda step: step), strict=True)
     assert not all(same(ours, plain) for ours, plain in pairs)
 
 
+@pytest.mark.faults
 def test_taken_for_generic(monkeypatch):
     monkeypatch.setattr("moebius.python.attributes.is_generic", lambda found, name: True)
     pairs = calls(options, capture), calls(options, lambda step: step)

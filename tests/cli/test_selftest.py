@@ -121,6 +121,7 @@ def test_values_that_differ_are_a_failure(untested: Path) -> None:
     assert "other values" in str(selftest.try_first_step(lambda step, args: Wrong))
 
 
+@pytest.mark.faults
 def test_that_it_works_is_remembered(untested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert selftest.works(captured_once)
     (file,) = untested.iterdir()

@@ -106,7 +106,8 @@ WAYS = {
     "error": "rank 1 raised ValueError: a bad batch, in call 3 of step",
     "no backward": "call", "one layer less": "backward of experts", "twice": "experts of parameter",
     "detached": "the end of backward()",
-    "one call more": "reading a parameter", "another order": "experts of parameter", "natively": "reading a parameter",
+    "one call more": "reading parameter 0 (", "another order": "experts of parameter",
+    "natively": "reading parameter 0 (",
 }
 
 
