@@ -30,6 +30,7 @@ from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import TensorProxy
 from .array_inputs import ArrayInputs
 from .arrays import KINDS, Array, ArrayNumber, Arrays
+from .counts import FEW
 from .numbers import today_of
 
 MAKERS: tuple[Any, ...] = (np.zeros, np.ones, np.full, np.arange, np.array, np.asarray, np.ascontiguousarray, np.eye)
@@ -186,7 +187,7 @@ class ArrayCalls:
         make, given = (torch.empty, (sizes,)) if strides is None else (torch.empty_strided, (sizes, strides))
         proxy = self.tensors.wrap(self.world.call(make, given, how), node)
         array = self.arrays.array(proxy, alone=True)
-        if call.constant and len(today.sizes) == 1 and array.of_integers():
+        if call.constant and len(today.sizes) == 1 and today.sizes[0] <= FEW and array.of_integers():
             self.arrays.hold(array, [self.arrays.number(n) for n in function(*call.args, **call.named).tolist()])
         return array if today.kind is np.ndarray else self.arrays.item(array, ())
 

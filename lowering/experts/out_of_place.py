@@ -101,8 +101,9 @@ def functional(graph: fx.Graph) -> bool:
 
 
 def is_without_grad(target: fx.Node, write: fx.Node) -> bool:
-    """Whether a switch of the grad mode stands between: a sum that is made there may have no history."""
-    node = target.next
+    """Whether a switch of the grad mode stands between, or before a view: a sum that is made there may have no
+    history."""
+    node = views_of_one(target)[-1].next
     while node is not write and not is_switch(node):
         node = node.next
     return node is not write

@@ -86,7 +86,7 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     last = end.chain[-1]
     weights = [one for one in (own, end.weights) if one is not None]
     factor = end.factor * (1.0 if factor is None else factor)
-    if not weights and factor != 1.0:
+    if factor != 1.0 and not (weights and is_in_range(factor, [*weights, node])):
         return None
     if not stands_still(node, rows, numbers, end, weights, storage):
         return None
@@ -305,7 +305,15 @@ def factor_of(weight: Any) -> float | None:
         return 1.0
     call = read_call(weight)
     ones = read_call(call["input"]) if call is not None and call.name == "mul" else None
-    return call["other"] if call is not None and ones is not None and ones.name == "ones" else None
+    number = call["other"] if call is not None and ones is not None and ones.name == "ones" else None
+    return number if type(number) in (int, float) else None
+
+
+def is_in_range(factor: float, values: list[fx.Node]) -> bool:
+    """Whether weights times this number, and rows times that, are still numbers of their types, to the last bit but
+    one. Those of float16 end at 65504, and lose bits below 6e-5."""
+    narrow = any((value := tensor_of(one)) is not None and value.dtype == torch.float16 for one in values)
+    return 2.0 ** (-6 if narrow else -60) <= abs(factor) <= 2.0 ** (6 if narrow else 60)
 
 
 def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:

@@ -392,6 +392,32 @@ def test_weights_gathered_for_each_row(numbers: str, first: str, second: str) ->
     on_tokens(made(EACH_ROW.format(numbers=numbers, first=first, second=second)))
 
 
+@pytest.mark.parametrize("number, size", [(2e5, 1e-4), (1e-6, 30.0), (100.0, 0.1), (0.25, 1.0)])
+def test_numbers_that_float16_has_not(number: float, size: float) -> None:
+    """Weights times the number are computed where that is a number of their type: 2e5 is none, 1e-6 a coarse one."""
+    layer, seen = made(EACH_ROW.format(numbers=NUMBERS[0], first="pass", second=f"y = y * {number}")), []
+    for call in (layer, moebius.capture(layer)):
+        torch.manual_seed(2)
+        given = [*inputs_of(), torch.zeros(0), torch.zeros(0)]
+        given = [(t * (size if i == 3 else 1)).half().detach().requires_grad_() for i, t in enumerate(given)]
+        result = call(*given)
+        (result.float().mean() * (1e4 if number < 1 else 1)).backward()
+        seen.append([result.detach(), *(t.grad for t in given[:4])])
+    moebius.reset()
+    for plain, captured in zip(*seen, strict=True):  # float16 has 11 bits; sums are taken in another order
+        torch.testing.assert_close(captured, plain, rtol=2e-2, atol=2e-2 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+def test_a_view_without_history_is_not_written_out_of_place(backend: str) -> None:
+    first = "\n    with torch.no_grad():\n        h = h[:]\n        h *= 2"
+    layer = made(EACH_ROW.format(numbers=NUMBERS[0], first=first, second="pass"))
+    for call in (layer, moebius.capture(layer, backend=backend)):
+        with pytest.raises(RuntimeError, match="no_grad"):
+            call(*inputs_of(), None, None).sum().backward()
+    moebius.reset()
+
+
 def on_tokens(layer) -> None:
     """It is the operator on tokens, and what it gives is equal, gradients too."""
     seen = []
