@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..values.values import SYMBOLIC, Break
 from .parts import Parts
 
 MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor)  # whose result has the type of numpy's number
+RAISED = ("error", None, Warning, None, 0)  # an entry of ``warnings.filters``
 OPERANDS = frozenset((*NUMPY_NUMBERS, *SYMBOLIC, int, float, bool, type(None), Number))
 
 
@@ -38,11 +40,20 @@ def gives_array(function: Callable[..., Any], values: list[Any], named: dict[str
     if not is_numpy_function(function) or not all(map(stays, (*values, *named.values()))):
         return False
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with strictly(), np.errstate(all="raise"):
             return type(function(*values, **named)) is np.ndarray
-    except Exception:  # it is raised where the step calls it
+    except Exception:  # it raises or warns where the step calls it
         return False
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """A warning is raised, and does not count as shown. (``catch_warnings`` makes Python forget which have been.)"""
+    warnings.filters.insert(0, RAISED)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        warnings.filters.remove(RAISED)  # type: ignore[attr-defined]
 
 
 def stays(value: Any) -> bool:

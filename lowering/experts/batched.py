@@ -150,9 +150,10 @@ def with_bias(down: fx.Node, experts: int) -> fx.Node:
 
 def index_of(product: fx.Node) -> fx.Node | None:
     """The index that a product's weights are gathered with."""
-    for node in product.all_input_nodes:
-        while parameter_of(node) is not None and (call := read_call(node)) is not None:
-            if gathered_with(node) is not None:
-                return gathered_with(node)
-            node = call["input"]
+    for operand in product.all_input_nodes:
+        node: Any = operand if parameter_of(operand) is not None else None
+        while isinstance(node, fx.Node) and (call := read_call(node)) is not None:
+            if (index := gathered_with(node)) is not None:
+                return index
+            node = call.args.get("input")
     return None

@@ -52,7 +52,7 @@ def may_be_one(node: fx.Node) -> bool:
         return False
     target = views_of_one(node.args[0])[-1]
     product = read_call(target)
-    if product is None or product.name not in PRODUCTS or not isinstance(product["input"], fx.Node):
+    if product is None or product.name not in PRODUCTS or not isinstance(product.args.get("input"), fx.Node):
         return weight_of(target) is not None
     rows = expert_rows(target) or [product["input"]]
     return weight_of(target) is not None or source_of(rows[0]) is not None
