@@ -312,8 +312,8 @@ def average_gradients(
     buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
     if not REDUCERS:
         surround_backward(to_its_end)
-    reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
-    reducer.mesh = mesh
+    reducer = REDUCERS.pop((mesh, axis), None) or Reducer(mesh, axis)
+    reducer.mesh, REDUCERS[mesh, axis] = mesh, reducer  # (the last one is what was met last)
     mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
     names: dict[int, str] = {}
     for module in modules:  # the outermost has the longest name
@@ -393,12 +393,13 @@ def training_meshes() -> list[Any]:
 
 
 def averaging_mesh() -> Any:
-    """The mesh over which gradients are averaged, of parameters that there are; None where there is none. Raises
-    DistributionError where there are meshes of other ranks."""
+    """The mesh over which gradients are averaged, of parameters that there are; None where there is none. Of several
+    the one that was met last: what died of an older one may still be there, on some ranks. Raises DistributionError
+    where there are meshes of other ranks."""
     known = training_meshes() if dist.is_initialized() else []
     if len({frozenset(mesh.mesh.flatten().tolist()) for mesh in known}) > 1:
         raise DistributionError("gradients are averaged over meshes of other ranks; call it in the captured function")
-    return known[0] if known else None
+    return known[-1] if known else None
 
 
 def number_of(parameter: Any) -> int | None:

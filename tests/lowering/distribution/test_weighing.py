@@ -1,6 +1,8 @@
 """Losses that are means over as many tokens as each rank has, weighted: as one process on all of them."""
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -126,6 +128,28 @@ def test_as_one_process_on_all_tokens(on_ranks, way, sizes):
         assert far < 1e-10
         assert sharded == (way != "below a break")
         assert breaks == 0 or way in ("below a break", "scaler")
+
+
+def after_another(again):
+    """What a loss below no call is worth on this rank, where models of older meshes are left, but not on rank 0."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    held = []
+    for sizes in ((ranks,), (2, 2), (ranks,))[: 2 + again]:
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "ep")[-len(sizes) :])
+        model, optimizer = build("below a break")
+        capture(step, mesh=mesh)(model, optimizer, draw([5, 7, 2, 6], torch.Generator().manual_seed(1))[rank : rank + 1])
+        held.append(model)
+        if rank == 0:
+            del held[:-1]
+        del model, optimizer
+        gc.collect()
+    return float(moebius.weigh_by_tokens(torch.ones(()), rank + 1.0))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_models_of_older_meshes_that_are_left_on_some_ranks(on_new_ranks, again):
+    """Ranks have to ask over one mesh, though not all of them have the older one's parameters still."""
+    assert on_new_ranks(4, after_another, again) == pytest.approx([0.4, 0.8, 1.2, 1.6])
 
 
 def plain_mean(model, x, y):
