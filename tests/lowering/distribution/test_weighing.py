@@ -137,7 +137,8 @@ def after_another(again):
     for sizes in ((ranks,), (2, 2), (ranks,))[: 2 + again]:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "ep")[-len(sizes) :])
         model, optimizer = build("below a break")
-        capture(step, mesh=mesh)(model, optimizer, draw([5, 7, 2, 6], torch.Generator().manual_seed(1))[rank : rank + 1])
+        parts = draw([5, 7, 2, 6], torch.Generator().manual_seed(1))
+        capture(step, mesh=mesh)(model, optimizer, parts[rank : rank + 1])
         held.append(model)
         if rank == 0:
             del held[:-1]
