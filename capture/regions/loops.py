@@ -179,12 +179,14 @@ class Loops:
         if not count:
             return
         place, asked = (list(frame.stack), frame.pc), frame.stack[-count:]
-        if not any(map(on_values, asked)) or not all(on_values(v) or type(v) in COMPARED for v in asked):
+        if not any(on_values(v) or self.arithmetic.decides(v) for v in asked):
+            return
+        if not all(on_values(v) or type(v) in COMPARED for v in asked):
             return
         condition = asked[0]
         if count == 2:
             condition = self.domain.compare(frame.program.instructions[frame.pc].operand, *asked)
-        if not on_values(condition):
+        if not on_values(condition) and not self.arithmetic.decides(condition):
             return
         number, jump, before = len(self.open), frame.pc + 1, self.counter.mark()
         self.domain.count(frame)
