@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.graph import LayerCall
+from moebius.lowering.graph import LayerCall, expert_loop
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
@@ -185,6 +185,22 @@ def storage_of(graph: fx.Graph) -> Storage:
     return known[graph]
 
 
+def storage_now(graph: fx.Graph) -> Storage:
+    """The Storage of a graph that passes change, as it stands. One for all who ask while they run: whoever asks again
+    gets the same, brought up to date."""
+    if MEMO.known is None:
+        return Storage(graph)
+    known = MEMO.known.changing
+    if graph in known:
+        known[graph].catch_up()
+    else:
+        known[graph] = Storage(graph)
+    return known[graph]
+
+
+UNREAD = (None, None, None)
+
+
 class Storage:
     """Which storages each node of a graph may share, found in one walk.
 
@@ -195,15 +211,53 @@ class Storage:
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
+        self.walk()
+
+    def walk(self) -> None:
+        self.read_from: dict[fx.Node, tuple[Any, ...]] = {}  # args, kwargs, target
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
         self.sharing: dict[fx.Node, list[fx.Node]] = {}  # by root: the nodes that may share its storage
         self.writers: dict[fx.Node, list[fx.Node]] = {}
         self.writers_into: dict[fx.Node, list[fx.Node]] = {}
         self.backwards: list[fx.Node] = []
+        self.merged = False  # whether memory was put into the place of other memory
         self.memory: dict[int, fx.Node] = {}  # the first input of those that have memory in common
         self.gradients: dict[Any, frozenset[fx.Node]] = {}  # by tensor, or its source: of its ``.grad``
-        for node in graph.nodes:
+        for node in self.graph.nodes:
             self.add(node)
+
+    def catch_up(self) -> None:
+        """Say of the graph as it stands what a walk would say: read what is new or has changed, and what is made of it
+        where that has other roots now."""
+        nodes, changed = dict.fromkeys(self.graph.nodes), set[fx.Node]()
+        gone = self.roots.keys() - nodes.keys()
+        if self.merged or any(map(speaks_of_others, gone)):
+            return self.walk()
+        for node in gone:
+            self.take_out(node)
+        for node in nodes:
+            args, kwargs, target = self.read_from.get(node, UNREAD)
+            # (fx gives a node whose arguments change new tuples and dicts)
+            if args is node.args and kwargs is node.kwargs and target is node.target:
+                if not changed or changed.isdisjoint(node.all_input_nodes):
+                    continue
+            if speaks_of_others(node):
+                return self.walk()
+            before = self.take_out(node)
+            self.add(node)
+            # (what a loop gives out is made of its operands, whatever it has for roots itself)
+            if self.roots[node] != before or node.target is expert_loop:
+                changed.add(node)
+
+    def take_out(self, node: fx.Node) -> frozenset[fx.Node] | None:
+        """Nothing is known of the node any more. Its roots, if any were."""
+        self.forget(node)
+        if node in self.backwards:
+            self.backwards.remove(node)
+        before = self.roots.pop(node, None)
+        for root in before or () if node.op != "output" else ():
+            self.sharing[root].remove(node)
+        return before
 
     def add(self, node: fx.Node) -> None:
         """Take a node in whose arguments are known."""
@@ -219,15 +273,21 @@ class Storage:
                 self.writers_into.setdefault(target, []).append(node)
             if is_backward(node):
                 self.backwards.append(node)
+        self.read_from[node] = (node.args, node.kwargs, node.target)
 
     def put(self, node: fx.Node, roots: frozenset[fx.Node]) -> None:
+        before = self.roots.get(node, frozenset())
         self.roots[node] = roots
+        self.read_from.pop(node, None)
+        for root in before - roots if before else ():
+            self.sharing[root].remove(node)
         if node.op != "output":
-            for root in roots:
+            for root in roots - before if before else roots:
                 self.sharing.setdefault(root, []).append(node)
 
     def merge(self, roots: frozenset[fx.Node]) -> None:
         """What had one of these storages may from now on have any of them."""
+        self.merged = True
         for node in set().union(*(self.sharing.get(root, ()) for root in roots)):
             self.put(node, self.roots[node] | roots)
 
@@ -237,7 +297,9 @@ class Storage:
 
     def forget(self, node: fx.Node) -> None:
         """The node is gone, and its writes with it."""
-        self.writers.pop(node, None)
+        self.read_from.pop(node, None)
+        for target in self.writers.pop(node, ()):
+            self.writers_into[target].remove(node)
 
     def find(self, node: fx.Node, call: Call | None) -> frozenset[fx.Node]:
         if is_gradient(node):
@@ -309,7 +371,7 @@ class Storage:
         the order of the graph."""
         roots = frozenset[fx.Node]().union(*(self.roots[node] for node in nodes))
         named = {node for root in roots for node in self.sharing.get(root, ())}
-        writers = {writer for node in named for writer in self.writers_into.get(node, ()) if writer in self.writers}
+        writers = {writer for node in named for writer in self.writers_into.get(node, ())}
         for writer in sorted(writers):
             if (after is None or after < writer) and (end is None or writer < end):
                 yield writer
@@ -317,6 +379,11 @@ class Storage:
     def writer_into(self, nodes: Iterable[fx.Node], end: fx.Node) -> fx.Node | None:
         """The same of several nodes."""
         return next((found for node in nodes if (found := self.writer_between(node, end)) is not None), None)
+
+
+def speaks_of_others(node: fx.Node) -> bool:
+    """Whether nodes that are not made of this one may have other roots, or write elsewhere, because of it."""
+    return node.op == "placeholder" or node.target in (gradient_of, set_gradient, set_data, "set_") or is_gradient(node)
 
 
 def is_outside(root: fx.Node) -> bool:

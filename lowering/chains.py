@@ -22,7 +22,7 @@ from moebius.lowering.dead_code import is_switch
 from moebius.lowering.memo import remembering
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import nobody_looks
-from moebius.lowering.values import apply, same_shape, shape_of, tensor_of, value_of
+from moebius.lowering.values import apply, nodes_between, same_shape, shape_of, tensor_of, value_of
 
 FEWEST = 4  # operators of a chain: calling torch's for fewer takes no longer than calling ours
 LARGE = 2**18  # elements, from which on reading them once matters more than that
@@ -107,9 +107,7 @@ class Run:
         own = set(self.nodes)
         if any(user not in own for node in own for user in node.users):
             return False
-        node = self.nodes[0]
-        while node is not self.nodes[-1]:
-            node = node.next
+        for node in nodes_between(self.nodes[0], self.nodes[-1]):
             tensors = [] if node in own else [n for n in node.all_input_nodes if tensor_of(n) is not None]
             if any(storage.share(tensor, mine) for tensor in tensors for mine in self.tensors):
                 return False

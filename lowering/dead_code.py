@@ -24,7 +24,16 @@ CONTRACT = Contract(
 
 def drop_dead_code(work: Work) -> None:
     """Remove the loose nodes that nobody uses, and then what nobody uses any more."""
+    drop_loose(work)
     graph = work.gm.graph
+    drop_idle_switches(graph)
+    used = {str(node.target).split(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")}
+    for name in [name for name, _ in work.gm.named_children() if name not in used]:
+        delattr(work.gm, name)  # (fx's own sweep would take the bodies out of bodies, which capture's graph shares)
+
+
+def drop_loose(work: Work) -> None:
+    """The same of the loose nodes and what only they use, without a walk over the graph."""
     pending = list(work.loose)
     gone: set[fx.Node] = set()
     while pending:
@@ -33,12 +42,8 @@ def drop_dead_code(work: Work) -> None:
             continue
         pending += node.all_input_nodes
         gone.add(node)
-        graph.erase_node(node)
+        work.gm.graph.erase_node(node)
     work.loose.clear()
-    drop_idle_switches(graph)
-    used = {str(node.target).split(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")}
-    for name in [name for name, _ in work.gm.named_children() if name not in used]:
-        delattr(work.gm, name)  # (fx's own sweep would take the bodies out of bodies, which capture's graph shares)
 
 
 def drop_idle_switches(graph: fx.Graph) -> None:

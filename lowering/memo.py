@@ -14,11 +14,13 @@ from torch import fx
 @dataclass
 class Known:
     """calls: nodes as ``operators.read_call`` read them, each with what it was read from. storages: of graphs
-    that no pass changes (aliasing.py). values: of operators on tensors with equal metadata (values.py). zeros: which
-    nodes are zero whatever they are computed of, each with the call that said so (experts/idle.py)."""
+    that no pass changes, and changing: of those that passes change (aliasing.py). values: of operators on tensors with
+    equal metadata (values.py). zeros: which nodes are zero whatever they are computed of, each with the call that said
+    so (experts/idle.py)."""
 
     calls: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     storages: dict[fx.Graph, Any] = field(default_factory=dict)
+    changing: dict[fx.Graph, Any] = field(default_factory=dict)
     values: dict[Any, Any] = field(default_factory=dict)
     zeros: dict[fx.Node, tuple[Any, bool]] = field(default_factory=dict)
 

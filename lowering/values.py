@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -112,6 +112,14 @@ def computed_of(starts: Iterable[fx.Node], onwards: Onwards | None = None) -> se
             seen.add(node)
             pending += node.all_input_nodes if onwards is None else onwards(node)
     return seen
+
+
+def nodes_between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that stand behind the first, which is no later one, and before the last."""
+    node = first.next
+    while node is not last:
+        yield node
+        node = node.next
 
 
 def reaches(start: set[fx.Node], wanted: set[fx.Node], least: fx.Node, itself: bool = False) -> bool:

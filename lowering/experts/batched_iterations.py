@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.nn.functional import linear
 
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.experts.batched import (
     VIEWS,
     gathered_with,
@@ -35,11 +35,11 @@ from moebius.lowering.experts.layout import (
     ROWS,
     Axis,
     Dims,
+    WithoutGrad,
     agreed,
     assigned,
     bare,
     origin,
-    without_grad,
 )
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routing import index_bounds
@@ -53,6 +53,7 @@ from moebius.lowering.values import (
     certain,
     dtype_of,
     infer,
+    nodes_between,
     rank_of,
     shape_of,
     stands_at,
@@ -98,7 +99,7 @@ class Batched(Builder):
         super().__init__(gm, [Place(end, end, end)] * experts, storage)
         self.down, self.ups, self.experts, self.end = down, set(ups), experts, end
         self.begin = min(ups)
-        self.under_no_grad = without_grad(gm.graph)
+        self.under_no_grad = WithoutGrad(gm.graph)
         self.gates = gates  # what says which rows are zero, and run nowhere
         self.some: fx.Node | None = None
         self.written: list[fx.Node] = []
@@ -470,7 +471,7 @@ class Batched(Builder):
         if gates is not None:
             for node in reversed(self.written):
                 self.gm.graph.erase_node(node)
-            again = Batched(self.gm, self.down, self.experts, list(self.ups), Storage(self.gm.graph), gates)
+            again = Batched(self.gm, self.down, self.experts, list(self.ups), storage_now(self.gm.graph), gates)
             self.computed, self.storage = again.computed, again.storage
             return again.loop()
         iterations = loop_of(self.gm, self, fx.GraphModule(torch.nn.Module(), self.body))
@@ -552,9 +553,8 @@ class Batched(Builder):
             raise Differ(f"{target_name(writer)} changes between the products what they use", writer)
         for writer in self.storage.writers_of(made, self.end):
             raise Differ(f"{target_name(writer)} changes what the products were computed of", writer)
-        for node in self.gm.graph.nodes:
-            if begin < node < self.end and has_effect(node):
-                raise Differ(f"{target_name(node)} stands between the products", node)
+        for node in filter(has_effect, nodes_between(begin, self.end)):
+            raise Differ(f"{target_name(node)} stands between the products", node)
 
     def write(self, like: fx.Node, dims: Dims, args: tuple, kwargs: Any = None, target: Any = None) -> fx.Node:
         """A node of the body that computes of rows what ``like`` computes in the graph. dims: the axes of that."""

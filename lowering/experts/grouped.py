@@ -61,9 +61,10 @@ def gather_weights(work: Work) -> Gathered:
 def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], gathered: Gathered) -> None:
     storage = Storage(graph)
     known: dict[fx.Node, tuple[fx.Node, Counted] | None] = {}
+    sorts = [node for node in graph.nodes if is_sorted(node)]  # the program's own
     for node, (rows, weight, ends) in products:
         if ends not in known:
-            known[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage)
+            known[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage, sorts)
         one = known[ends]
         if one is None or not same_shape((shape_of(rows) or (0,))[:1], shape_of(one[0])):
             gathered.why[node] = UNKNOWN
@@ -110,15 +111,16 @@ def grouped(node: fx.Node) -> Operands | None:
     return (rows, weight, ends) if ranks == [2, 3, 1] and not any(o is not None for o in options) else None
 
 
-def expert_of_each_row(ends: fx.Node, experts: Any, at: fx.Node, storage: Storage) -> tuple[fx.Node, Counted] | None:
-    """The experts of the slots, sorted, and what was counted, where ``ends`` is where each expert's rows end."""
+def expert_of_each_row(
+    ends: fx.Node, experts: Any, at: fx.Node, storage: Storage, sorts: list[fx.Node]
+) -> tuple[fx.Node, Counted] | None:
+    """The experts of the slots, sorted, and what was counted, where ``ends`` is where each expert's rows end. sorts:
+    what the program sorts itself."""
     counted = Counting(experts, storage, at).by_ends(ends)
     if counted is None:
         return None
-    for node in at.graph.nodes:  # the program's own
-        if node is at:
-            break
-        if is_sorted(node) and root_of(node) is root_of(counted.slots) and dtype_of(node) in INDICES:
+    for node in sorts:
+        if node < at and root_of(node) is root_of(counted.slots) and dtype_of(node) in INDICES:
             return node, counted
     with at.graph.inserting_before(at):
         flat = add_call(at.graph, at, "reshape", counted.slots, -1)

@@ -3,6 +3,7 @@ one function of each row as soon as every axis is known to be the same one where
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.unrolled_loops import Differ, NoExperts
 from moebius.lowering.experts.views import moved, sized_one
 from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.torch_private import same_size
+from moebius.lowering.torch_private import same_size, set_grad_enabled
 from moebius.lowering.values import certain, rank_of, shape_of
 
 
@@ -36,15 +37,15 @@ FEATURE = "feature"
 ROWS, COLUMNS = "rows of the matrix", "columns of the matrix"  # the two that an expert's weight has
 
 
-def without_grad(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that the graph itself runs under no_grad. (The values of views made there do not say so.)"""
-    found, on = set[fx.Node](), True
-    for node in graph.nodes:
-        if is_switch(node):
-            on = bool(node.args[0])
-        elif not on:
-            found.add(node)
-    return found
+class WithoutGrad:
+    """Which nodes a graph itself runs under no_grad. (The values of views made there do not say so.)"""
+
+    def __init__(self, graph: fx.Graph):
+        self.switches = list(filter(is_switch, graph.find_nodes(op="call_function", target=set_grad_enabled)))
+
+    def __contains__(self, node: Any) -> bool:
+        before = bisect_left(self.switches, node)
+        return before > 0 and not self.switches[before - 1].args[0] and node not in self.switches[before : before + 1]
 
 
 def bare(node: fx.Node, dims: tuple, under_no_grad: Container[fx.Node] = ()) -> tuple[fx.Node, tuple]:

@@ -16,7 +16,7 @@ from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.experts.blocks import expert_rows, source_of
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import PRODUCTS, added_body, loop_body, read_call
-from moebius.lowering.values import add_call, copy_node, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import add_call, copy_node, nodes_between, same_shape, shape_of, stands_at, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -103,10 +103,7 @@ def functional(graph: fx.Graph) -> bool:
 def is_without_grad(target: fx.Node, write: fx.Node) -> bool:
     """Whether a switch of the grad mode stands between, or before a view: a sum that is made there may have no
     history."""
-    node = views_of_one(target)[-1].next
-    while node is not write and not is_switch(node):
-        node = node.next
-    return node is not write
+    return any(map(is_switch, nodes_between(views_of_one(target)[-1], write)))
 
 
 def is_alone(target: fx.Node, write: fx.Node, storage: Storage) -> bool:

@@ -37,7 +37,7 @@ from moebius.lowering.experts.zeros import one_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, nodes_between, rank_of, same_shape, shape_of, tensor_of
 
 FAR = 40  # nodes looked at behind a statement: the forms look at a handful
 Form = Callable[[fx.Node], "tuple[fx.Node, fx.Node] | None"]  # (the result, its core: see Provisional)
@@ -80,9 +80,7 @@ def erase(before: fx.Node, node: fx.Node) -> None:
 
 def written_between(before: fx.Node, node: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
     """The nodes between the two, and what they read that stood there before."""
-    made = list[fx.Node]()
-    while (before := before.next) is not node:
-        made.append(before)
+    made = list(nodes_between(before, node))
     return made, {argument for one in made for argument in one.all_input_nodes} - set(made)
 
 

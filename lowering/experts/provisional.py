@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from moebius.lowering.contract import Work
-from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.dead_code import drop_dead_code, drop_loose
 from moebius.lowering.values import put_before
 
 
@@ -40,4 +40,5 @@ def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
             work.loose.append(one.result)
         else:
             work.loose.append(one.node)
-        drop_dead_code(work)
+        drop_loose(work)
+    drop_dead_code(work)

@@ -10,9 +10,9 @@ from typing import Any
 from torch import fx
 
 from moebius.kernels import experts
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.contract import Contract, Work, well_formed
-from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches
+from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches, drop_loose
 from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
     by_row,
@@ -139,11 +139,13 @@ def replace_all(work: Work) -> None:
     if takes_blocks(work):
         write_out_of_place(work)
     reported: set[fx.Node] = set()
-    for down, weight, ups in batched_layers(work.gm.graph):
-        found = replace_batched(work, down, weight, ups)
-        work.regions += [found] if found is not None else []
+    first, taken, results = len(work.regions), set[fx.Node](), {one.result for one in gathered.found}
+    # (the last first: a layer's up-projections read the products of the layer before as if they were of their own)
+    for down, weight, ups in reversed(batched_layers(work.gm.graph)):
+        found = replace_batched(work, down, weight, ups, taken) if down not in taken else None
+        work.regions[first:first] = [found] if found is not None else []
         reported |= {down, *ups} if found is not None and not found.lowered else set()
-        if found is not None and down in {one.result for one in gathered.found}:
+        if found is not None and down in results:
             found.idiom = grouped.IDIOM
     provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
@@ -278,7 +280,7 @@ def replace_piece(
     """The down-projections of one layer's experts; None where these are none. rows_of: the rows that each is
     computed of."""
     region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
-    storage = Storage(work.gm.graph)
+    storage = storage_now(work.gm.graph)
     with Attempt(work, region, downs[0]) as attempt:
         all_are_read(work.gm.graph, downs, asked or {})
         iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
@@ -293,14 +295,16 @@ def replace_piece(
     return attempt.told
 
 
-def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node]) -> ExpertRegion | None:
-    """Experts as batched products, as one loop; None where these are none."""
+def replace_batched(
+    work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node], taken: set[fx.Node]
+) -> ExpertRegion | None:
+    """Experts as batched products, as one loop; None where these are none. taken: is given what the loop computes."""
     region = ExpertRegion(*users_line(down), weight.idiom)
     with Attempt(work, region, down, "batched experts") as attempt:
         if not takes_blocks(work):
             raise Differ(others_products(work), down)
         try:
-            layer = Batched(work.gm, down, weight.experts, ups, Storage(work.gm.graph))
+            layer = Batched(work.gm, down, weight.experts, ups, storage_now(work.gm.graph))
             loop, result = layer.loop()
         except Differ:
             raise
@@ -309,14 +313,16 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
             return region
         if replace_loop(work, loop, layer.storage, region):
             layer.end.replace_all_uses_with(result)
+            taken |= layer.computed
             work.loose += layer.drop()
             move_to_tokens(work, region, attempt.before)
+            drop_loose(work)
     return attempt.told
 
 
 def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> None:
     """The operator on tokens, where its rows are their slots."""
-    for node in [n for n in work.gm.graph.nodes if n.target is experts and n not in before]:
+    for node in [n for n in work.gm.graph.find_nodes(op="call_function", target=experts) if n not in before]:
         there = set(work.gm.graph.nodes)
         try:
             moved = slots.at_tokens(work, node)

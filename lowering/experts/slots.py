@@ -19,9 +19,9 @@ import torch
 from torch import fx
 
 from moebius.kernels import experts
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.layout import without_grad
+from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.experts.positions import (
     computed_since_the_choice,
     is_order,
@@ -39,7 +39,17 @@ from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.experts.views import column_of, moved, sized_one
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, infer, rank_of, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import (
+    add_call,
+    computed_of,
+    infer,
+    nodes_between,
+    rank_of,
+    same_shape,
+    shape_of,
+    stands_at,
+    tensor_of,
+)
 
 
 @dataclass
@@ -79,7 +89,7 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     if own is None and factor is None:
         return None
     numbers = None if rows is None else slot_numbers(index, rows.order, node.args[1])
-    storage = Storage(node.graph) if numbers is not None else None
+    storage = storage_now(node.graph) if numbers is not None else None
     end = None if rows is None or storage is None else added_up(node, rows, storage)
     if rows is None or numbers is None or storage is None or end is None:
         return None
@@ -360,11 +370,7 @@ def stands_still(
     kept = [rows.x, *weights]
     if writer_before_backward(storage, last, kept, kept, last) is not None:
         return False
-    if not without_grad(node.graph).isdisjoint(passed - computed_since_the_choice([numbers]) - ends):
+    quiet = WithoutGrad(node.graph)
+    if any(one in quiet for one in passed - computed_since_the_choice([numbers]) - ends):
         return False
-    between = node.next
-    while between is not last:
-        if has_effect(between):
-            return False
-        between = between.next
-    return True
+    return not any(map(has_effect, nodes_between(node, last)))

@@ -592,6 +592,5 @@ def remove(iterations: Unrolled, storage: Storage) -> list[fx.Node]:
 def erase(node: fx.Node, storage: Storage) -> list[fx.Node]:
     used = node.all_input_nodes
     node.graph.erase_node(node)
-    storage.forget(node)
-    storage.roots.pop(node, None)
+    storage.take_out(node)
     return used

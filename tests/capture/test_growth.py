@@ -321,6 +321,37 @@ def trains_unlike_layers(n: int) -> Any:
     return step, (torch.randn(8, 8),)
 
 
+class Grouped(nn.Module):
+    """A layer of experts as grouped products, as transformers' models have them by default; no two are equal."""
+
+    def __init__(self, i: int):
+        super().__init__()
+        self.scale, self.router = 1.0 + 0.25 * i, nn.Linear(8, 4, bias=False)
+        self.up, self.down = nn.Parameter(torch.randn(4, 8, 8) * 0.3), nn.Parameter(torch.randn(4, 8, 8) * 0.3)
+
+    def forward(self, x):
+        weights, chosen = torch.topk(F.softmax(self.router(x), -1), 2)
+        order = chosen.flatten().argsort()
+        ends = torch.histc(chosen.flatten().float(), 4, 0, 3).cumsum(0).to(torch.int32)
+        h = F.relu(F.grouped_mm(x[order // 2], self.up.mT, offs=ends))
+        y = F.grouped_mm(h, self.down.mT, offs=ends) * weights.flatten()[order, None]
+        return x + torch.zeros_like(x).index_add_(0, order // 2, y) * self.scale
+
+
+def trains_grouped_layers(n: int) -> Any:
+    model = nn.Sequential(*[Grouped(i) for i in range(n)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, (torch.randn(8, 8),)
+
+
 def trains_over_lists(n: int) -> Any:
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
@@ -375,6 +406,21 @@ def test_what_lowering_costs_grows_with_the_program(kept, monkeypatch):
         monkeypatch.setattr(idle, "MEMO", Memo())
     found = growth(trains_unlike_layers, 2 if kept else BASE, "moebius")
     walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
+    assert bool(walking) != kept, walking
+
+
+# One comparison a node, for each layer: what changed since it was asked last (a fifteenth of the lines at 48 layers).
+COMPARES = "aliasing.py Storage.catch_up"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_grouped_layers_cost_grows_with_the_program(kept, monkeypatch):
+    """kept: where it isn't, each layer walks the graph to know who writes where."""
+    if not kept:
+        monkeypatch.setattr(aliasing.Storage, "catch_up", aliasing.Storage.walk)
+    found = growth(trains_grouped_layers, 3, "moebius")
+    few = sum(lines for lines, _ in found.values()) / 1000
+    walking = {n: seen for n, seen in found.items() if seen[1] > MOST and seen[0] > few and n != COMPARES}
     assert bool(walking) != kept, walking
 
 
