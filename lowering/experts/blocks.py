@@ -29,6 +29,7 @@ from moebius.lowering.experts.unrolled_loops import (
     Unrolled,
     loop_of,
 )
+from moebius.lowering.experts.views import sized_one
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
     ELEMENTWISE,
@@ -118,7 +119,7 @@ def may_be_of_rows(node: fx.Node) -> bool:
     """Whether it may be a number of each row, looked up before: a view of a piece of a longer column. (One number for
     all rows is the expert's own.)"""
     shape, call = shape_of(node), read_call(node)
-    if shape is None or len(shape) != 2 or shape[1] != 1 or (type(shape[0]) is int and shape[0] == 1):
+    if shape is None or len(shape) != 2 or not sized_one(shape[1]) or sized_one(shape[0]):
         return False
     return call is not None and call.name in VIEWS | LOOKUPS
 

@@ -47,13 +47,14 @@ def is_reader(user: fx.Node, storage: Storage) -> bool:
 
 
 def is_unread(before: Readers, gm: fx.GraphModule) -> bool:
-    """Whether something that was computed of a value is not any more, and the write is still there. One that is given
-    out may have a reader in their place, an operator that keeps it."""
+    """Whether something that was computed of a value is not any more, and the value is still there (the write may be out
+    of place by now, as nobody was left who reads the value). One that is given out may have a reader in their place, an
+    operator that keeps it."""
     if not before:
         return False
     (output,) = gm.graph.find_nodes(op="output")
     named = {node.name: node for node in gm.graph.nodes}
-    lost = [one for one, readers in before.items() if named.keys() >= set(one) and not readers <= named.keys()]
+    lost = [one for one, readers in before.items() if one[0] in named and not readers <= named.keys()]
     if not lost or any(write != output.name for _, write in lost):
         return bool(lost)
     storage = Storage(gm.graph)
