@@ -31,10 +31,7 @@ class Drawn(SymbolicObject):
     """What ``bar.update()`` gives: whether it has drawn the bar, which depends on the clock."""
 
     __slots__ = ()
-
-    @property
-    def kind(self) -> type:
-        return type(None)
+    kind = type(None)
 
     def refuse(self, what: str) -> NoReturn:
         raise Break("progress bar", f"{what} of what a bar's method gives", HINT)

@@ -59,13 +59,10 @@ class Recorded(SymbolicObject):
     """The list in which a block keeps the warnings: what is in it only the running step knows."""
 
     __slots__ = ("number",)
+    kind = list
 
     def __init__(self, number: Number):
         self.number = number
-
-    @property
-    def kind(self) -> type:
-        return list
 
     def refuse(self, what: str) -> NoReturn:
         raise Break("warnings that were recorded", f"{what} of the list is read", "read it after the step")

@@ -24,17 +24,14 @@ MOST = 16  # items; each is compared with each
 class OpenSet(SymbolicObject):
     """A set or frozenset of them. items: without those that are equal to an earlier one, as they came."""
 
-    __slots__ = ("cls", "domain", "items")
+    __slots__ = ("domain", "items", "kind")
+    kind: type
 
-    def __init__(self, domain: Parts, cls: type, items: Iterable[Any]):
-        self.domain, self.cls = domain, cls
+    def __init__(self, domain: Parts, kind: type, items: Iterable[Any]):
+        self.domain, self.kind = domain, kind
         self.items: list[Any] = []
         for item in items:
             self.put(item)
-
-    @property
-    def kind(self) -> type:
-        return self.cls
 
     def put(self, item: Any) -> None:
         """What a display or a comprehension does; nobody else has the set yet."""
@@ -50,7 +47,7 @@ class OpenSet(SymbolicObject):
     def refuse(self, what: str) -> NoReturn:
         raise Break(
             "hash of a number that varies",
-            f"{what} of a {self.cls.__name__} of numbers that vary",
+            f"{what} of a {self.kind.__name__} of numbers that vary",
             "ask for its length, or for what is in it; or make it behind the step",
         )
 
@@ -77,8 +74,8 @@ class OpenSet(SymbolicObject):
 
     def expression(self, emitter: Any) -> str:
         if any(type(item) is Number and item.node is None for item in self.items):
-            raise CannotRebuild(f"a {self.cls.__name__} of numbers that vary")
-        return f"{emitter.constant(self.cls)}(({''.join(f'{emitter.value(item)}, ' for item in self.items)}))"
+            raise CannotRebuild(f"a {self.kind.__name__} of numbers that vary")
+        return f"{emitter.constant(self.kind)}(({''.join(f'{emitter.value(item)}, ' for item in self.items)}))"
 
 
 def varies(domain: Parts, item: Any) -> bool:

@@ -45,14 +45,12 @@ class Presence:
 class ConditionalList(SymbolicObject):
     """A list while tracing. items: each with its presence, None if it is always there."""
 
+    kind = list
+
     def __init__(self, lists: Lists, site: Site):
         self.lists, self.site = lists, site
         self.domain, self.tensors, self.objects = lists.domain, lists.tensors, lists.objects
         self.items: list[tuple[Any, Presence | None]] = []
-
-    @property
-    def kind(self) -> type:
-        return list
 
     def refuse(self, what: str) -> NoReturn:
         if self.settled():  # a list of Python's own can do that
@@ -154,12 +152,10 @@ class ConditionalList(SymbolicObject):
 class Append(SymbolicObject):
     """``list.append`` of such a list, or ``list.extend``."""
 
+    kind = BuiltinMethodType
+
     def __init__(self, gathered: ConditionalList, name: str):
         self.gathered, self.name = gathered, name
-
-    @property
-    def kind(self) -> type:
-        return BuiltinMethodType
 
     def call(self, args: list, kwargs: dict[str, Any]) -> None:
         if kwargs or len(args) != 1:

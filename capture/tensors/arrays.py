@@ -293,12 +293,10 @@ class Array(SymbolicObject):
 class ArrayMethod(SymbolicObject):
     """``array.name``, not yet called."""
 
+    kind = BuiltinMethodType
+
     def __init__(self, array: Array, name: str):
         self.array, self.name = array, name
-
-    @property
-    def kind(self) -> type:
-        return BuiltinMethodType
 
     def call(self, args: list, kwargs: dict[str, Any]) -> Any:
         return self.array.call_method(self.name, args, kwargs)
@@ -310,12 +308,10 @@ class ArrayMethod(SymbolicObject):
 class ArrayRows(SymbolicObject):
     """``iter(array)`` of a known length; at: the position that comes next."""
 
+    kind = ITERATOR
+
     def __init__(self, array: Array, objects: Objects):
         self.array, self.objects, self.at = array, objects, 0
-
-    @property
-    def kind(self) -> type:
-        return ITERATOR
 
     def iterate(self) -> Any:
         return self

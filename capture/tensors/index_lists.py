@@ -22,13 +22,10 @@ class IndexList(SymbolicObject):
     """A list of ints while tracing, of a vector whose length only the running step knows."""
 
     __slots__ = ("__weakref__", "proxy")
+    kind = list
 
     def __init__(self, proxy: TensorProxy):
         self.proxy = proxy
-
-    @property
-    def kind(self) -> type:
-        return list
 
     def length(self) -> Any:
         return self.proxy.fake.shape[0]
@@ -55,13 +52,10 @@ class IndexRange(SymbolicObject):
     index it is the tensor of its numbers; whoever goes through it needs the size."""
 
     __slots__ = ("__weakref__", "size", "tensors")
+    kind = range
 
     def __init__(self, tensors: Operations, size: torch.SymInt):
         self.tensors, self.size = tensors, size
-
-    @property
-    def kind(self) -> type:
-        return range
 
     @property
     def proxy(self) -> TensorProxy:

@@ -19,14 +19,12 @@ DATA = (types.GetSetDescriptorType, types.MemberDescriptorType)
 class NumberMethod(SymbolicObject):
     """``number.name``, not yet called. function: of the number's type, in C."""
 
-    __slots__ = ("function", "number", "numbers")
+    __slots__ = ("function", "kind", "number", "numbers")
+    kind: type
 
     def __init__(self, numbers: Arithmetic, function: Any, number: Any):
         self.numbers, self.function, self.number = numbers, function, number
-
-    @property
-    def kind(self) -> type:
-        return types.BuiltinMethodType if type(self.function) is METHODS[0] else types.MethodWrapperType
+        self.kind = types.BuiltinMethodType if type(function) is METHODS[0] else types.MethodWrapperType
 
     def attribute(self, name: str) -> Any:
         if name == "__self__":

@@ -17,14 +17,11 @@ class OpaqueTensor(SymbolicObject):
     """Stands for such a tensor, which the frame may hold and pass on. What is done with it is a graph break; where the
     root frame does it, each operation would be one more, and the whole frame runs natively."""
 
-    __slots__ = ("of", "source", "why")
+    __slots__ = ("kind", "source", "why")
+    kind: type
 
-    def __init__(self, of: type, source: Source, why: UnfollowedTensor):
-        self.of, self.source, self.why = of, source, why
-
-    @property
-    def kind(self) -> type:
-        return self.of
+    def __init__(self, kind: type, source: Source, why: UnfollowedTensor):
+        self.kind, self.source, self.why = kind, source, why
 
     def refuse(self, what: str) -> NoReturn:
         raise Break(self.why.reason, self.why.detail, self.why.hint)
@@ -44,8 +41,8 @@ class Varying(OpaqueTensor):
 
     __slots__ = ("places",)
 
-    def __init__(self, of: type, source: Source, places: Refuses):
-        self.of, self.source, self.places = of, source, places
+    def __init__(self, kind: type, source: Source, places: Refuses):
+        self.kind, self.source, self.places = kind, source, places
 
     def refuse(self, what: str) -> NoReturn:
         self.places.refuse_one(self.source.name)

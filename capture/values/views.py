@@ -15,14 +15,11 @@ class View(SymbolicObject):
     made_by: gives the expression of residual code for it.
     """
 
-    __slots__ = ("made_by", "of")
+    __slots__ = ("kind", "made_by")
+    kind: type
 
-    def __init__(self, of: type, made_by: Callable[[Any], str]):
-        self.of, self.made_by = of, made_by
-
-    @property
-    def kind(self) -> type:
-        return self.of
+    def __init__(self, kind: type, made_by: Callable[[Any], str]):
+        self.kind, self.made_by = kind, made_by
 
     def iterate(self) -> NoReturn:
         self.refuse("the items", IN_EACH_TURN)
@@ -30,7 +27,7 @@ class View(SymbolicObject):
     def refuse(self, what: str, in_each_iteration: str = "") -> NoReturn:
         raise Break(
             "view that is not known",
-            f"{what} of a {self.of.__name__} that existed before, or of a dict that changes from call to call",
+            f"{what} of a {self.kind.__name__} that existed before, or of a dict that changes from call to call",
             "read it outside of the step, or make it in the step, from a dict that keeps its keys",
             in_each_iteration,
         )
