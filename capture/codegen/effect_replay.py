@@ -9,6 +9,7 @@ from typing import Any
 from moebius.interpreter import is_kind
 
 from ..guards.program import look_up
+from ..heap.conditional_writes import APPENDED, Write
 from ..heap.records import CONTAINERS, DICTS, UNREAD, Record, derived_from
 from ..hook import ABSENT
 from ..python.attributes import SET_ON_CLASS
@@ -22,7 +23,9 @@ class EffectReplay:
 
     def __init__(self, emitter: Builder):
         self.emitter, self.objects, self.lines = emitter, emitter.objects, emitter.lines
+        self.heap, self.output_names = emitter.heap, emitter.output_names
         self.value, self.constant = emitter.value, emitter.constant
+        self.noted: dict[Any, str] = {}  # by side of a branch: what holds what was noted of it
 
     def effects(self) -> None:
         """Replay what tracing changed."""
@@ -48,8 +51,11 @@ class EffectReplay:
             return
         base = self.constant(derived_from(kind, CONTAINERS) or kind)
         self.replay_known(record, name, base)
-        for key, item in record.late or ():
-            self.write_item(base, name, key, item)
+        for write in record.late or ():
+            if not write.path:
+                self.write_late(base, name, write)
+            elif write.path[-1].is_over:
+                self.write_if_noted(base, name, write)
 
     def write_part(self, owner: Any, name: str, key: Any, item: Any) -> str:
         """Sets what is no entry of a container: an attribute of a class, a cell, a slot."""
@@ -116,6 +122,28 @@ class EffectReplay:
             else:
                 text = f"({''.join(f'{self.value(v)}, ' for v in argument)})"
             self.lines.append(f"{name}.{method}({text})")
+
+    def write_late(self, base: str, name: str, write: Write) -> None:
+        if write.key is APPENDED:
+            self.lines.append(f"{base}.append({name}, {self.value(write.value)})")
+        else:
+            self.write_item(base, name, write.key, write.value)
+
+    def write_if_noted(self, base: str, name: str, write: Write) -> None:
+        """A write on one side of a branch. What the side has made is made there."""
+        objects, lines = self.objects, self.lines
+        for part in objects.parts_in([write.value]):
+            if objects.items_of(part) and self.heap.age(part) < write.path[-1].since:
+                self.value(part)
+        for side in write.path:
+            if side not in self.noted:
+                self.noted[side] = noted = f"m_side{side.number}"
+                lines.append(f"{noted} = {self.value(objects.notes)}.get({side.number})")
+                for place, value in enumerate(side.values):
+                    self.output_names[id(value)] = f"{noted}[{place}]"
+        begun = len(lines)
+        self.write_late(base, name, write)
+        lines[begun:] = [f"if {self.noted[write.path[0]]} is not None:", *(f"    {line}" for line in lines[begun:])]
 
     def write_item(self, base: str, name: str, key: Any, item: Any) -> None:
         if item is ABSENT:

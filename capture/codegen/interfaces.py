@@ -6,6 +6,7 @@ import contextvars
 from typing import Any, Protocol
 
 from ..guards.sources import Source
+from ..heap.heap import Heap
 from ..heap.interfaces import Residual
 from ..heap.objects import Objects
 
@@ -14,6 +15,8 @@ class Builder(Residual, Protocol):
     """``residual.Emitter``."""
 
     objects: Objects
+    heap: Heap
+    output_names: dict[int, str]  # by id of a value of the graph: what holds it
 
     def assign(self, value: Any, expression: str) -> str:
         """The name that a new object has from here on."""

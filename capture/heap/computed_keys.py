@@ -45,11 +45,11 @@ class ComputedKeys(LateWrites):
         if kind not in DICTS and type(today) not in (int, bool):  # (equals a place, and is none)
             return UNREAD
         self.tell_reader(record)
-        for place, value in reversed(record.late or ()):
-            if not is_plain(place) and self.known_key(place) is None:
+        for write in reversed(record.late or ()):
+            if write.path or (not is_plain(write.key) and self.known_key(write.key) is None):
                 return UNREAD
-            if self.holds_today(operator.eq, key, place):
-                return value
+            if self.holds_today(operator.eq, key, write.key):
+                return write.value
         if record.changed_at_plain_keys:
             return UNREAD
         if kind not in DICTS:

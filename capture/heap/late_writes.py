@@ -6,7 +6,6 @@ what stands where, so a read of that dict or list later in the step is a graph b
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,10 @@ from moebius.interpreter import is_kind
 from ..guards.sources import Source
 from ..values.numbers import NUMBERS
 from ..values.values import Break, RuntimeNumber
+from .conditional_writes import ConditionalWrites
 from .records import DICTS, UNREAD, Record
-from .varying import VaryingPlaces
 
 PLAIN = (*NUMBERS, str, type(None))
-UNSHARED = 3  # references to a shadow that nothing else holds: the record's, the registry's, and the question's
 
 
 @dataclass
@@ -38,7 +36,7 @@ def is_plain(key: Any) -> bool:
     return all(map(is_plain, key)) if type(key) is tuple else type(key) in PLAIN
 
 
-class LateWrites(VaryingPlaces):
+class LateWrites(ConditionalWrites):
     """Part of ``Objects``."""
 
     numbers: Any  # see ``ComputedKeys``
@@ -53,7 +51,7 @@ class LateWrites(VaryingPlaces):
 
     def writes_late(self, record: Record, key: Any) -> bool:
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
-        if record.late:
+        if record.late and not (self.is_apart(record, key) and dict.__contains__(record.obj, key)):
             return True
         if type(record.obj) not in DICTS or id(record) in self.owners:
             return False
@@ -71,6 +69,7 @@ class LateWrites(VaryingPlaces):
     def open_length(self, record: Record) -> int:
         """The length of a list that is written to at open places; guarded, where its items are not."""
         self.refuse_recorder(record)
+        self.refuse_conditional(record)
         if record.shadow is not None:
             return len(record.shadow)
         self.refuse_growing(record)
@@ -88,13 +87,8 @@ class LateWrites(VaryingPlaces):
         return self.open_length(record)
 
     def write_late(self, record: Record, key: Any, value: Any) -> None:
-        if record.shadow is not None and sys.getrefcount(record.shadow) > UNSHARED:
-            raise Break(
-                "container written at a number while it is iterated over",
-                f"the step holds a view or an iterator of {record.source.name}",
-                "make a list of it, or write after the last use of the view",
-            )
-        record.late = [*(record.late or ()), (key, value)]
+        self.refuse_held(record)
+        self.write_on(None, record, key, value)
 
     def refuse_late(self, record: Record, key: Any = UNREAD) -> None:
         """A graph break if nobody knows where the dict or list holds an entry, or what a node has written into it.
@@ -106,8 +100,9 @@ class LateWrites(VaryingPlaces):
         if id(record) in self.drawn and (key is UNREAD or key in record.obj) and key != "disable":
             detail = f"{record.source.name} is read or changed after the step drew it"
             raise Break("progress bar", detail, "read it before the step, or after it")
-        if record.late:
-            key = record.late[0][0]
+        if record.late and not self.is_apart(record, key):
+            self.refuse_conditional(record, key)
+            key = record.late[0].key
             name = "a text that the graph makes" if getattr(key, "kind", int) is str else "a number that varies"
             raise Break(
                 f"{type(record.obj).__name__} read after a write at a number",

@@ -22,7 +22,6 @@ from ..guards.recorder import can_die
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .heap import WHOLE
 from .identities import is_bare
-from .places import HeapPlace
 from .records import CONTAINERS, PLAIN_KEYS, Record, raw_dict
 from .store import Store
 
@@ -51,7 +50,7 @@ class Lifetimes(Store):
             if (namespace := raw_dict(value)) is not None:
                 self.model_owned.add(id(namespace))
 
-    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: HeapPlace | None = None) -> None:
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: Any = None) -> None:
         """A write waits for the graph, and so does the death of what it lets go: a break where that runs code."""
         record = self.records.get(id(obj))
         owner = obj if record is None else record.obj

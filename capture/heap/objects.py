@@ -33,10 +33,10 @@ from ..values.views import View
 from .cells import Cells
 from .compounds import Compounds
 from .computed_keys import ComputedKeys
+from .conditional_writes import Side
 from .heap import ANYTHING, OWN, WHOLE
 from .identities import is_bare
 from .lifetimes import Lifetimes
-from .places import entry_of
 from .records import (
     CONTAINERS,
     DICTS,
@@ -191,8 +191,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
     def entries(self, record: Record, keys: Sequence[Any]) -> list[Any]:
         """``dict_get`` for several plain keys of a dict."""
         source, reads, heap = record.source, record.reads, self.heap
-        self.refuse_late(record)
-        if record.shadow is not None or record.writes or not source.static or self.symbolic_places:
+        if record.shadow is not None or record.writes or record.late or not source.static or self.symbolic_places:
             return [self.dict_get(record, key) for key in keys]
         if id(record) in self.schedules:
             return [self.dict_get(record, key) for key in keys]
@@ -235,7 +234,8 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
 
     def current(self, obj: Any, key: Any, then: Any) -> Any:
         """What an entry of a dict that was read is by now."""
-        return self.entry_now(self.records[id(obj)], key)
+        record = self.records[id(obj)]
+        return ANYTHING if record.late and not self.is_apart(record, key) else self.entry_now(record, key)
 
     def is_changed(self, obj: Any, key: Any, then: Any) -> bool:
         record = self.records.get(id(obj))
@@ -244,7 +244,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
     def whole_now(self, obj: Any, key: Any, then: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a container that was read holds by now. (One without a shadow is as it was.)"""
         record = self.records[id(obj)]
-        if record.shadow is None:
+        if record.shadow is None or record.late:
             return (*then, ANYTHING) if record.writes or record.appends or record.late else then
         return whole_items(record.shadow)
 
@@ -299,10 +299,11 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
                 self.dict_get(record, key)
             if record.writes.get(key, record.reads.get(key, ABSENT)) is value:
                 return  # an optimizer puts its state back where it has read it, or sets a flag again: nothing changes
-        place = entry_of(self, record, key)
+        place = self.place_in_branch(record, key) if self.inside else None
         self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE, place=place)
-        if self.writes_late(record, key):
-            self.write_late(record, key, value)
+        if is_kind(place, Side) or self.writes_late(record, key):
+            self.refuse_held(record)
+            self.write_on(place if is_kind(place, Side) else None, record, key, value)
             return
         key = self.key_in(record, key)
         if record.shadow is not None:

@@ -89,9 +89,9 @@ def item_of(objects: Objects, owner: Any, where: Any) -> Item | None:
     return Item(objects, owner, where) if type(owner) is dict and where in owner else None
 
 
-def entry_of(objects: Objects, record: Record, where: Any) -> Entry | None:
+def entry_of(objects: Any, record: Record, where: Any) -> Entry | None:
     """The same for an attribute."""
-    if not objects.inside or objects.inside[-1][0].lenient or record.shadow is not None or record.late:
+    if not objects.inside or objects.inside[-1][0].lenient or record.shadow is not None:
         return None
-    known = type(where) is str and objects.dict_get(record, where) is not ABSENT
+    known = type(where) is str and objects.is_apart(record, where) and objects.dict_get(record, where) is not ABSENT
     return Entry(objects, record, where) if known else None

@@ -55,7 +55,8 @@ class Record:
     reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
     order in which that made them; moved: those of them that were there, were deleted and came again, last;
     appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
-    container from the first whole read on; late: of a dict, entries at keys that only the running step knows.
+    container from the first whole read on; late: writes at
+  keys that only the running step knows, or that it may not come to.
     """
 
     __slots__ = (
@@ -70,7 +71,7 @@ class Record:
         self.moved: frozenset[Any] = frozenset()
         self.appends: list[Any] | None = None  # most objects are only read: no containers for those
         self.operations: tuple[tuple[str, Any], ...] = ()
-        self.late: list[tuple[Any, Any]] | None = None
+        self.late: list[Any] | None = None  # (``conditional_writes.Write``)
         self.shadow: Any = None
         self.original: Any = None
         self.instance_dict: Record | None = None

@@ -15,7 +15,6 @@ from ..guards.recorder import GuardRecorder
 from ..guards.sources import OpenPlaces, Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
-from .places import HeapPlace
 from .records import MetTuple, Record
 
 
@@ -69,7 +68,9 @@ class Store:
         self.varying: dict[str, tuple[str, str]] = {}
         self.logs: set[str] = set()  # lists to which the step was seen to append, by the names of their places
         self.tell: Callable[[str], None] = lambda name: None
-        self.joins: Callable[[HeapPlace], bool] = lambda place: False  # see ``Loops.joins``
+        self.joins: Callable[[Any], bool] = lambda place: False  # see ``branch_places.Joins``
+        self.conditional: list[tuple[Record, Any]] = []  # what branches on numbers of the call write
+        self.notes: Any = None  # the graph's dict in which these are noted
 
     def assume(
         self, logs: set[str], varying: dict[str, tuple[str, str]], tell: Callable[[str], None], numbers: Any
@@ -94,9 +95,10 @@ class Store:
     def is_known(self, obj: Any) -> bool:
         return id(obj) in self.new or id(obj) in self.records
 
-    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: HeapPlace | None = None) -> None:
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: Any = None) -> None:
         """Before anything is changed: inside a body only what was made in it may change. lets_go: whether something may
-        go that is there; not where something only comes. place: what is set, where a branch may do that."""
+        go that is there; not where something only comes. place: what is set, where a
+        branch may do that, or the side of it on which the write is done."""
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)

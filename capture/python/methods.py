@@ -52,6 +52,7 @@ from .texts import Text, texts
 # where methods of sequences take an index or a count
 INDEXES = {name: slice(0, 1) for name in ("insert", "pop", "rotate", "__mul__", "__rmul__", "__imul__")}
 INDEXES["index"] = slice(1, 3)
+BY_KEY = frozenset(("__setitem__", "__delitem__", "pop", "setdefault", "update"))  # of dicts: ``by_keys_alone``
 NOT_JOINED = "can only join an iterable"
 OBJECT_METHODS = {
     "__setattr__": "object_setattr",
@@ -267,9 +268,11 @@ class Methods(CallParts):
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
         if name in MAKING or (base is collections.OrderedDict and name in CALLING):
             self.refuse_own_methods(type(owner), name)
-        if name in CHANGING and not self.leaves_as_it_is(owner, base, name, args):
+        by_key = base in DICTS and name in BY_KEY and self.objects.record_of(owner) is not None  # (asks by itself)
+        if name in CHANGING and not by_key and not self.leaves_as_it_is(owner, base, name, args):
             bounded = base is collections.deque  # (one that is full lets go of an item)
-            self.objects.touch(owner, lets_go=bounded or name not in ADDING)
+            side = self.objects.side_of(owner) if name in ("append", "extend") else None
+            self.objects.touch(owner, lets_go=bounded or name not in ADDING, place=side)
         if base in DICTS and name == "__getitem__":
             return self.domain.dict_item(owner, type(owner), args[0])
         if base is collections.OrderedDict and name == "update" and self.is_own(type(owner), "__setitem__"):
@@ -279,12 +282,11 @@ class Methods(CallParts):
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
                 made_by = functools.partial(view_expression, owner, base, name)
                 return self.objects.made(View(type(getattr(base(), name)()), made_by))
-            if (done := self.single_key(record, name, args)) is not ABSENT:
+            if (done := self.by_keys_alone(record, name, args, kwargs, base)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and base in LISTS:
             items = args if name == "append" else self.listed(args[0])  # which may read the list: it has a shadow then
-            if record.shadow is None:
-                record.appends = [*(record.appends or ()), *items]
+            if self.objects.adds(record, items, side):
                 return None
             name, args = "extend", [items]
         if base in (*LISTS, tuple) and (at := INDEXES.get(name)) is not None:
@@ -351,8 +353,8 @@ class Methods(CallParts):
             return raw_items(self.objects.contents(value))
         return self.domain.native_iter(value)
 
-    def single_key(self, record: Any, name: str, args: list) -> Any:
-        """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""
+    def by_keys_alone(self, record: Any, name: str, args: list, kwargs: dict[str, Any], base: type) -> Any:
+        """Dict methods that concern a few keys need not read the whole dict. ABSENT: not such a method."""
         if name == "get":
             found = self.objects.dict_get(record, args[0])
             return (args[1] if len(args) > 1 else None) if found is ABSENT else found
@@ -375,6 +377,11 @@ class Methods(CallParts):
                 found = args[1] if len(args) > 1 else None
                 self.objects.dict_set(record, args[0], found)
             return found
+        if name == "update":
+            for entries in (*[self.mapping_or_items(given, base) for given in args], kwargs):
+                for key, value in dict.items(entries) if is_kind(entries, dict) else entries:
+                    self.objects.dict_set(record, key, value)
+            return None
         return ABSENT
 
     def compared_method(self, target: Any, name: str, args: list, kwargs: dict[str, Any]) -> Any:

@@ -60,7 +60,7 @@ class Loops:
         self.writer, self.counter = self.tensors.writer, domain.counter
         self.arithmetic = domain.tensors.numbers
         self.open: list[LoopRegion] = []
-        domain.objects.joins = branch_places.Joins(self.open, domain.objects.inside)
+        self.joins = branch_places.Joins(self.open, domain)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.iterators = domain.iterators
@@ -425,11 +425,11 @@ class Loops:
         if isinstance(rows, Conditional):
             changed = [i for i in changed if not self.is_same_if_skipped(loop, rows, i)]
             if rows.other is not None:
-                side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
+                side, changed = two_sides.leave_first(loop, changed, on_stack, self.joins), []
             elif loop.first is not None:
-                changed = two_sides.leave_second(loop, loop.first, changed, on_stack, self.objects, self.tensors)
+                changed = two_sides.leave_second(loop, loop.first, changed, on_stack, self.joins)
             else:
-                branch_places.leave_one(loop, None, self.tensors)
+                self.joins.leave_one(loop, None)
                 changed = chosen_numbers.others(loop, changed, self.tensors)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
@@ -538,7 +538,7 @@ class Loops:
         assert parent is not None
         self.writer.scope = parent
         frame.locals[:] = loop.before
-        branch_places.put_back(loop)
+        branch_places.forget(loop, self.objects)
         all_carried = sorted({*loop.carried, *carried})
         self.decided[(id(frame.code), loop.start)] = all_carried
         self.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once

@@ -87,9 +87,9 @@ def items_of(value: Any) -> dict[Any, Any]:
     return value if type(value) is dict else dict(enumerate(value))
 
 
-def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], objects: Objects) -> FirstSide:
+def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], joins: branch_places.Joins) -> FirstSide:
     """The first side is recorded: what it gives out, apart from what it changed of what was there before."""
-    frame, parts, side = loop.frame, Parts(loop, objects), FirstSide(len(loop.frame.stack))
+    frame, parts, side = loop.frame, Parts(loop, joins.objects), FirstSide(len(loop.frame.stack))
     names = frame.program.localsplus
     for index, value in {**{i: frame.locals[i] for i in changed}, **stack}.items():
         if index >= 0 and names[index] not in read_by_name(frame.program)[loop.head]:
@@ -101,17 +101,17 @@ def leave_first(loop: LoopRegion, changed: list[int], stack: dict[int, Any], obj
                 loop.joined.append(Joined(place, part, None))
             else:
                 side.left[place] = part
-    branch_places.leave_first(loop, side)
+    joins.leave_first(loop, side)
     return side
 
 
 def leave_second(
-    loop: LoopRegion, first: FirstSide, changed: list[int], stack: dict[int, Any], objects: Objects,
-    tensors: TensorOperations,
-) -> list[int]:  # fmt: skip
+    loop: LoopRegion, first: FirstSide, changed: list[int], stack: dict[int, Any], joins: branch_places.Joins
+) -> list[int]:
     """The second side is recorded: joins what both give. changed: locals that it alone sets. Returns those of which it
     cannot be said what they are then."""
-    frame, parts, unsure = loop.frame, Parts(loop, objects), set(stack) - first.indices()
+    tensors = joins.tensors
+    frame, parts, unsure = loop.frame, Parts(loop, joins.objects), set(stack) - first.indices()
     now: dict[Place, Any] = {}
     for index in first.indices():
         if index >= 0 or ~index < len(frame.stack):
@@ -121,7 +121,7 @@ def leave_second(
             loop.joined.append(Joined(place, now[place], mine))
         else:
             unsure.add(place[0])
-    branch_places.leave_one(loop, first, tensors)
+    joins.leave_one(loop, first)
     others = {place: mine for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
     for place, mine in others.items():
         where = place if len(place) > 1 else place[0]

@@ -31,6 +31,7 @@ from moebius.lowering.step.gradients import (
     set_gradient,
 )
 from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated
+from moebius.lowering.step.notes import new_notes, note_side
 
 __all__ = [
     "ASKED",
@@ -59,6 +60,8 @@ __all__ = [
     "is_backward",
     "keep",
     "leave_autocast",
+    "new_notes",
+    "note_side",
     "observed",
     "put_back_mode",
     "require_accumulated",

@@ -184,7 +184,7 @@ def test_what_was_printed_before_an_error_is_printed_once(body, backend):
     assert any(isinstance(one[0], type) for one in expected)
 
 
-def test_an_append_in_the_branch_is_captured_for_each_way():
+def test_an_append_in_the_branch_is_done_where_it_was_come_to():
     state = types.SimpleNamespace(rows=[])
 
     def step(x, i):
