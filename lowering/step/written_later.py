@@ -47,9 +47,9 @@ def is_reader(user: fx.Node, storage: Storage) -> bool:
 
 
 def is_unread(before: Readers, gm: fx.GraphModule) -> bool:
-    """Whether something that was computed of a value is not any more, and the value is still there (the write may be out
-    of place by now, as nobody was left who reads the value). One that is given out may have a reader in their place, an
-    operator that keeps it."""
+    """Whether something that was computed of a value is not any more, and the value is still there. (The write may be
+    out of place by now: nobody was left who reads the value.) One that is given out may have a reader in their place,
+    an operator that keeps it."""
     if not before:
         return False
     (output,) = gm.graph.find_nodes(op="output")
