@@ -741,12 +741,10 @@ static PyMethodDef entry_methods[] = {
     {"__copy__", entry_copy, METH_NOARGS, NULL},
     {"__deepcopy__", entry_copy, METH_O, NULL},
     {"__reduce__", entry_reduce, METH_NOARGS, NULL},
-    {"add", (PyCFunction)entry_add, METH_VARARGS,
-     "add(program, target): run `target` for calls that `program` accepts; it is tried first."},
-    {"remove", (PyCFunction)entry_remove, METH_O, "remove(program) -> bool: forget its target; False if there is none."},
-    {"clear", (PyCFunction)entry_clear_method, METH_NOARGS, "clear(): forget all targets."},
-    {"later", (PyCFunction)(void (*)(void))entry_later, METH_FASTCALL,
-     "later(*args) -> Continuation: the call, to be made once the frame that returns it is left."},
+    {"add", (PyCFunction)entry_add, METH_VARARGS, NULL},
+    {"remove", (PyCFunction)entry_remove, METH_O, NULL},
+    {"clear", (PyCFunction)entry_clear_method, METH_NOARGS, NULL},
+    {"later", (PyCFunction)(void (*)(void))entry_later, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -822,11 +820,11 @@ static PyGetSetDef entry_getset[] = {
     OF_FUNCTION("__kwdefaults__"),
     OF_FUNCTION("__globals__"),
     OF_FUNCTION("__closure__"),
-    {"targets", (getter)entry_targets, NULL, "[(program, target, hits)], most recently hit first.", NULL},
-    {"hits", (getter)entry_count, NULL, "Calls that a target answered.", NULL},
-    {"misses", (getter)entry_count, NULL, "Calls that went to `cold`.", "misses"},
-    {"function", (getter)entry_object, NULL, "The function that was captured.", NULL},
-    {"cold", (getter)entry_object, NULL, "cold(entry, args, kwargs): answers calls that no target accepts.", "cold"},
+    {"targets", (getter)entry_targets, NULL, NULL, NULL},
+    {"hits", (getter)entry_count, NULL, NULL, NULL},
+    {"misses", (getter)entry_count, NULL, NULL, "misses"},
+    {"function", (getter)entry_object, NULL, NULL, NULL},
+    {"cold", (getter)entry_object, NULL, NULL, "cold"},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
 #if PY_VERSION_HEX >= 0x030E0000
     {"__annotations__", (getter)entry_annotations, (setter)entry_set_annotations, NULL, NULL},
@@ -839,11 +837,7 @@ PyTypeObject mb_Entry_Type = {
     .tp_name = "moebius.hook.native.Entry",
     .tp_basicsize = sizeof(Entry),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_doc = "Entry(function, cold, goes_on=False, around=None)\n--\n\n"
-              "A callable in front of `function`: runs the first target whose guards hold, else cold(entry, args, kwargs). "
-              "goes_on: `function` is none of the user's, but gives what is still to be run of a frame. "
-              "around: called with (args, kwargs) before a call that runs as Python; it gives what is called afterwards, with "
-              "the exception or None.",
+    .tp_doc = "Entry(function, cold, goes_on=False, around=None)\n--\n\n",
     .tp_new = entry_new,
     .tp_dealloc = (destructor)entry_dealloc,
     .tp_traverse = (traverseproc)entry_traverse,

@@ -404,20 +404,14 @@ settle_now(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 }
 
 PyMethodDef mb_frame_methods[] = {
-    {"set_settler", set_settler, METH_O,
-     "set_settler(switch): torch's set_eval_frame, by which a hook of torch's that no thread uses is taken away."},
-    {"settle", settle_now, METH_NOARGS, "settle(): take away a hook of torch's that threads have left behind."},
-    {"call_hooked", (PyCFunction)(void (*)(void))call_hooked, METH_FASTCALL | METH_KEYWORDS,
-     "call_hooked(callable, /, *args, **kwargs): call it with the frame hook on for this thread."},
-    {"call_hooked_for", (PyCFunction)(void (*)(void))call_hooked_for, METH_FASTCALL | METH_KEYWORDS,
-     "call_hooked_for(owner, whose, callable, /, *args, **kwargs): what the callback attaches meanwhile is for this owner "
-     "alone (a number that is never used again, but 0), and is held weakly."},
-    {"hooked_for", hooked_for, METH_NOARGS, "hooked_for(): `whose` of the innermost call_hooked_for, or None."},
-    {"call_unhooked", (PyCFunction)(void (*)(void))call_unhooked, METH_FASTCALL | METH_KEYWORDS,
-     "call_unhooked(callable, /, *args, **kwargs): call it with the frame hook off for this thread."},
-    {"is_hooked", is_hooked, METH_NOARGS, "is_hooked() -> bool: whether the hook is on for this thread."},
-    {"evaluator", evaluator, METH_NOARGS,
-     "evaluator() -> 'moebius' | 'default' | 'other': whose frame evaluator is installed right now."},
+    {"set_settler", set_settler, METH_O, NULL},
+    {"settle", settle_now, METH_NOARGS, NULL},
+    {"call_hooked", (PyCFunction)(void (*)(void))call_hooked, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"call_hooked_for", (PyCFunction)(void (*)(void))call_hooked_for, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"hooked_for", hooked_for, METH_NOARGS, NULL},
+    {"call_unhooked", (PyCFunction)(void (*)(void))call_unhooked, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"is_hooked", is_hooked, METH_NOARGS, NULL},
+    {"evaluator", evaluator, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -283,16 +283,9 @@ program_time_call(GuardProgram *p, PyObject *args, PyObject *kwargs)
 }
 
 PyMethodDef mb_program_methods[] = {
-    {"check", (PyCFunction)(void (*)(void))program_check_method, METH_VARARGS | METH_KEYWORDS,
-     "check(args, kwargs=None) -> bool: whether all guards hold for a call with these arguments."},
-    {"explain", (PyCFunction)(void (*)(void))program_explain, METH_VARARGS | METH_KEYWORDS,
-     "explain(args, kwargs=None) -> int | None: index of the first check that fails; -1: another number or other names "
-     "of arguments; len(checks): a slot that no check uses cannot be reached; None: all hold."},
-    {"time", (PyCFunction)(void (*)(void))program_time, METH_VARARGS | METH_KEYWORDS,
-     "time(args, kwargs=None, n=1000) -> list of float: nanoseconds of each check, with the reaching of slots that it is "
-     "the first to need: its share of the time that its part of a call takes, the best mean over n runs. ValueError if the "
-     "guards do not hold for these arguments."},
-    {"time_call", (PyCFunction)(void (*)(void))program_time_call, METH_VARARGS | METH_KEYWORDS,
-     "time_call(args, kwargs=None, n=1000) -> float: nanoseconds of all checks of a call, the best mean over n runs."},
+    {"check", (PyCFunction)(void (*)(void))program_check_method, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"explain", (PyCFunction)(void (*)(void))program_explain, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"time", (PyCFunction)(void (*)(void))program_time, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"time_call", (PyCFunction)(void (*)(void))program_time_call, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };

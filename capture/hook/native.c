@@ -114,29 +114,20 @@ own_attributes(PyObject *Py_UNUSED(module), PyObject *type)
 }
 
 static PyMethodDef methods[] = {
-    {"own_attributes", own_attributes, METH_O,
-     "own_attributes(type) -> (bool, bool): whether its objects read, and set, attributes otherwise than object's do."},
-    {"uncounted", uncounted, METH_O, "uncounted(object): an iterator of what a loop would count through, anything else as it is."},
-    {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
-    {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
-    {"leave_to", (PyCFunction)(void (*)(void))mb_leave_to, METH_FASTCALL,
-     "leave_to(callable, *values): what a frame returns to be left first; then callable(list of the values) is called."},
-    {"leave_to_call", mb_leave_to_call, METH_VARARGS,
-     "leave_to_call(callable, args, kwargs): the same for any call."},
-    {"call_timed", (PyCFunction)(void (*)(void))mb_call_timed, METH_FASTCALL | METH_KEYWORDS,
-     "call_timed(clock, ended, callable, /, *args, **kwargs): began = clock(), call it, then ended(began, whether it raised), which "
-     "no trace function sees."},
-    {"call_with_cells", mb_call_with_cells, METH_VARARGS,
-     "call_with_cells(code, globals, n, values): code over the first n of a list as its cells, called with the rest of the list."},
-    {"set_own_tracer", mb_set_own_tracer, METH_O,
-     "set_own_tracer(function or None): the trace function under which captured calls still run captured."},
-    {"is_traced", mb_is_traced, METH_NOARGS, "is_traced() -> bool: whether another trace function is set in this thread."},
-    {"disable", disable, METH_NOARGS, "disable(): every Entry calls its function natively, until enable()."},
-    {"enable", enable, METH_NOARGS, "enable(): undo disable()."},
-    {"is_disabled", is_disabled, METH_NOARGS, "is_disabled() -> bool"},
-    {"features", features, METH_NOARGS,
-     "features() -> dict: what the self-tests found on this Python (dict_tags, instance_dict_tags, class_tags, and the "
-     "same of watchers: bool) and how tensors are read (tensor_reading: 'memory' or 'attributes'; tensor_block: words compared at once, 0: none)."},
+    {"own_attributes", own_attributes, METH_O, NULL},
+    {"uncounted", uncounted, METH_O, NULL},
+    {"copy_set", copy_set, METH_O, NULL},
+    {"finish", mb_finish, METH_O, NULL},
+    {"leave_to", (PyCFunction)(void (*)(void))mb_leave_to, METH_FASTCALL, NULL},
+    {"leave_to_call", mb_leave_to_call, METH_VARARGS, NULL},
+    {"call_timed", (PyCFunction)(void (*)(void))mb_call_timed, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"call_with_cells", mb_call_with_cells, METH_VARARGS, NULL},
+    {"set_own_tracer", mb_set_own_tracer, METH_O, NULL},
+    {"is_traced", mb_is_traced, METH_NOARGS, NULL},
+    {"disable", disable, METH_NOARGS, NULL},
+    {"enable", enable, METH_NOARGS, NULL},
+    {"is_disabled", is_disabled, METH_NOARGS, NULL},
+    {"features", features, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* What the C files of moebius.hook.native share. */
+/* What the C files of moebius.hook.native share. What they are to Python is said in native.pyi alone. */
 #ifndef MOEBIUS_NATIVE_H
 #define MOEBIUS_NATIVE_H
 

@@ -91,7 +91,7 @@ class GuardProgram:
     def time(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, n: int = 1000) -> list[float]:
         """Nanoseconds of each check with the slots that it is the first to need: its share of what its part of a call
         takes (each kind of objects known from the start, and what is reached from the arguments); best mean over n
-        runs."""
+        runs. ValueError if the guards do not hold."""
     def time_call(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, n: int = 1000) -> float:
         """Nanoseconds of all checks of a call, best mean over n runs."""
 
@@ -176,7 +176,8 @@ def call_with_cells(code: Any, globals: dict[str, Any], n: int, values: list[Any
 
 def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
-    instance_dict_watchers, class_watchers (bool); tensor_reading (str)."""
+    instance_dict_watchers, class_watchers (bool); and how tensors are read: tensor_reading ("memory" or "attributes"),
+    tensor_block (words compared at once; 0: none)."""
 
 def own_attributes(kind: type, /) -> tuple[bool, bool]:
     """Whether objects of this type read, and set, attributes in another way than ``object`` does (in C or Python)."""
@@ -223,8 +224,9 @@ def read_tensors_by_attributes() -> None:
 def set_frame_callback(
     callback: Callable[[Callable[..., Any]], Callable[..., Any] | None] | None, /
 ) -> Callable[..., Any] | None:
-    """callback(function) is asked once for each code object met under the hook (and again when what it answered was
-    for a function that is gone); it returns what to run instead, or None: never ask again. Returns the one before."""
+    """callback(function) is asked once by each owner for a code object met under the hook (and again when what it
+    answered is gone, or was for a function that is); it returns what to run instead, or None: never ask again. Returns
+    the one before."""
 
 def set_settler(switch: Callable[[Any], Any], /) -> None:
     """torch's set_eval_frame: how a hook of torch's that threads have left behind is taken away."""
@@ -239,7 +241,8 @@ def call_hooked_for(owner: int, whose: Any, callable: Callable[..., Any], /, *ar
     """As call_hooked. What the frame callback returns meanwhile is for this owner alone (a number from 1 on that is
     never used again), and is held weakly. ``hooked_for()`` gives ``whose`` meanwhile."""
 
-def hooked_for() -> Any: ...
+def hooked_for() -> Any:
+    """``whose`` of the innermost call_hooked_for, or None."""
 
 def call_unhooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook off for this thread."""
@@ -256,7 +259,9 @@ def attach(code: Any, callable: Callable[..., Any], *, pass_function: bool = Fal
     Raises ValueError for a bare code object with free variables, unless `pass_function`.
     """
 
-def attached(code: Any, /) -> Callable[..., Any] | None: ...
+def attached(code: Any, /) -> Callable[..., Any] | None:
+    """The newest."""
+
 def detach(code: Any, /) -> None:
     """Forget what is attached or decided; the callback is asked again."""
 

@@ -314,20 +314,13 @@ forget_frames(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 }
 
 static PyMethodDef methods[] = {
-    {"set_frame_callback", set_frame_callback, METH_O,
-     "set_frame_callback(fn | None) -> the one before: fn(function) is asked once for each code object that is met under "
-     "the hook by each owner (and again when what it returned is gone, or was for a function that is), and returns the "
-     "callable to run instead, or None: never ask again."},
-    {"attach", (PyCFunction)(void (*)(void))attach, METH_VARARGS | METH_KEYWORDS,
-     "attach(code, callable, *, pass_function=False): under the hook, run callable(*arguments) for calls of this code. Given "
-     "a function instead, only for functions with its globals and its cells. With pass_function, callable(function, "
-     "*arguments) for every function made from the code."},
-    {"detach", detach, METH_O, "detach(code): forget what is attached or decided; the callback is asked again."},
-    {"mark_skip", mark_skip, METH_O, "mark_skip(code): never take calls of this code."},
-    {"leave_alone", leave_alone, METH_O, "leave_alone(code): never take calls of this code, nor of what it calls."},
-    {"attached", attached, METH_O, "attached(code) -> callable | None, the newest"},
-    {"forget_frames", forget_frames, METH_NOARGS,
-     "forget_frames(): detach everything and ask again about what was declined; mark_skip stays."},
+    {"set_frame_callback", set_frame_callback, METH_O, NULL},
+    {"attach", (PyCFunction)(void (*)(void))attach, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"detach", detach, METH_O, NULL},
+    {"mark_skip", mark_skip, METH_O, NULL},
+    {"leave_alone", leave_alone, METH_O, NULL},
+    {"attached", attached, METH_O, NULL},
+    {"forget_frames", forget_frames, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

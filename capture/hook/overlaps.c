@@ -80,10 +80,6 @@ memory_overlaps(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyMethodDef mb_overlap_methods[] = {
-    {"memory_overlaps", memory_overlaps, METH_VARARGS,
-     "memory_overlaps(tensors, reaches, order) -> bytes | None: for each tensor, as int32, the lowest place among those "
-     "that it has memory in common with, itself included. reaches: int64, bytes from the first element to behind the last "
-     "one, or minus the bytes of an element. order: int32, the places in the order in which they were found last; it is "
-     "changed. None: not all of them can be read."},
+    {"memory_overlaps", memory_overlaps, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -594,9 +594,8 @@ program_n_compared(GuardProgram *p, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef program_getset[] = {
-    {"n_checks", (getter)program_n_checks, NULL, "Number of checks.", NULL},
-    {"n_compared", (getter)program_n_compared, NULL,
-     "How many dicts and classes the next check compares, of those known from the start.", NULL},
+    {"n_checks", (getter)program_n_checks, NULL, NULL, NULL},
+    {"n_compared", (getter)program_n_compared, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -605,8 +604,7 @@ PyTypeObject mb_GuardProgram_Type = {
     .tp_name = "moebius.hook.native.GuardProgram",
     .tp_basicsize = sizeof(GuardProgram),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "GuardProgram(n_positional, kwnames, slots, checks)\n--\n\n"
-              "Guards compiled to one flat program. See native.pyi for the kinds of slots and checks.",
+    .tp_doc = "GuardProgram(n_positional, kwnames, slots, checks)\n--\n\n",
     .tp_new = program_new,
     .tp_dealloc = (destructor)program_dealloc,
     .tp_traverse = (traverseproc)program_traverse,

@@ -609,13 +609,7 @@ read_tensors_by_attributes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unus
 }
 
 PyMethodDef mb_tensor_methods[] = {
-    {"calibrate_tensors", calibrate_tensors, METH_VARARGS,
-     "calibrate_tensors(library, samples, toggles) -> str | None: find out how this torch lays out tensors, so that tensor "
-     "checks read memory. library: path of libtorch_cpu; samples: [(tensor, address of its TensorImpl, dispatch key set)], "
-     "ordinary strided tensors, the first one plain, others conjugate, negative, made in inference mode, parameters; "
-     "toggles: the same for fresh float tensors, which are changed. None: done; else why not, and attributes are read as "
-     "before."},
-    {"read_tensors_by_attributes", read_tensors_by_attributes, METH_NOARGS,
-     "read_tensors_by_attributes(): undo calibrate_tensors."},
+    {"calibrate_tensors", calibrate_tensors, METH_VARARGS, NULL},
+    {"read_tensors_by_attributes", read_tensors_by_attributes, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

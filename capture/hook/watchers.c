@@ -298,8 +298,6 @@ mb_compared(GuardProgram *p)
 }
 
 PyMethodDef mb_watcher_methods[] = {
-    {"use_watchers", use_watchers, METH_O,
-     "use_watchers(on) -> bool: whether programs built from now on use dict and class watchers, where CPython has them "
-     "(3.12 and later); what it was before."},
+    {"use_watchers", use_watchers, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
