@@ -12,7 +12,7 @@ from torch import fx
 from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
 from moebius.kernels.precision import parse
-from moebius.lowering.aliasing import Storage, only_computes, spelled_in_place, writes_into
+from moebius.lowering.aliasing import Storage, computes, only_computes, spelled_in_place, writes_into
 from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, compile_whole, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
@@ -61,6 +61,7 @@ __all__ = [
     "is_pure",
     "lower",
     "may_write",
+    "computes",
     "only_computes",
     "returns_nothing",
     "skip_iteration",

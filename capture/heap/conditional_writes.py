@@ -66,6 +66,7 @@ class ConditionalWrites(VaryingPlaces):
     """Part of ``Objects``. side: gives the one that the trace is in, or None where a write cannot wait for it."""
 
     side: Callable[[Record], Side | None]
+    open_sides: Callable[[], set[Side]]  # those that the trace is on
 
     def side_of(self, obj: Any) -> Side | None:
         """On which side of a branch an object from before is written to, if such a write can wait."""
@@ -122,6 +123,12 @@ class ConditionalWrites(VaryingPlaces):
         else:
             return False
         return True
+
+    def added(self, record: Record) -> list[Any] | None:
+        path, late = self.open_sides(), record.late or ()
+        if any(one.key is not APPENDED or not path.issuperset(one.path) for one in late):
+            return None
+        return [*(record.appends or ()), *(one.value for one in late)]
 
     def refuse_held(self, record: Record) -> None:
         if record.shadow is not None and sys.getrefcount(record.shadow) > UNSHARED:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -44,8 +44,11 @@ def length_of(source: Source) -> Part:
 class VaryingPlaces(Store):
     """Part of ``Objects``. varying: by the name of such a place, what was met there, in words, and a hint.
 
-    tell: called with the name of one that is needed now, before the graph break.
+    tell: called with the name of one that is needed now, before the graph break. added: what the step has added behind
+    a list's items so far, in order; None where that depends on a branch.
     """
+
+    added: Callable[[Record], list[Any] | None]
 
     def varies(self, value: Any, source: Source) -> bool:
         """Whether it stands for itself alone: a container may still be written to, a tensor has no value here."""
@@ -90,11 +93,14 @@ class VaryingPlaces(Store):
         record = self.growing_list(value)
         if record is None or not self.has_open_length(record):
             return None
+        return self.length_before(record), len(self.added(record) or ())
+
+    def length_before(self, record: Record) -> Any:
         self.heap.read("length", record.obj, None, None)
         place = length_of(record.source)
-        if record.source.name in self.logs:
+        if record.source.name in self.logs or self.added(record):
             self.symbolic_places |= {place.name}
-        return self.enter(len(record.obj), place), len(record.appends or ())
+        return self.enter(len(record.obj), place)
 
     def item_from_end(self, value: Any, key: Any) -> Any:
         """``log[-1]``: what the step has added to a list is known without a look at what was there before. What was
@@ -102,7 +108,7 @@ class VaryingPlaces(Store):
         record = self.growing_list(value, RINGS) if type(key) is int and key < 0 else None
         if record is None:
             return ABSENT
-        added = record.appends or ()
+        added = self.added(record) or ()
         if -key <= min(len(added), self.kept_by(record)):
             self.heap.read("last", record.obj, None, None)
             return added[key]
@@ -129,7 +135,7 @@ class VaryingPlaces(Store):
         if type(value) not in kinds or record is None or record.obj is not value or record.shadow is not None:
             return None
         self.refuse_recorder(record)
-        return None if record.late else record
+        return None if self.added(record) is None else record
 
     def has_open_length(self, record: Record) -> bool:
         is_log = record.source.name in self.logs or self.is_growing(record)
@@ -137,7 +143,7 @@ class VaryingPlaces(Store):
 
     def appended(self) -> set[str]:
         """Lists from before to which the step has added something: logs. Another way through the step reads them."""
-        return {r.source.name for r in self.every_record() if r.appends and type(r.obj) is list}
+        return {r.source.name for r in self.every_record() if type(r.obj) in RINGS and (r.appends or r.late)}
 
     def refuse_growing(self, record: Record) -> None:
         """A graph break where one of these is to be read as a whole."""

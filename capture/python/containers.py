@@ -115,6 +115,8 @@ class Containers(Sets):
             return self.dict_item(obj, kind, key)
         if base in LISTS and (found := self.objects.item_from_end(obj, key)) is not ABSENT:
             return found
+        if type(key) is slice and (tail := self.tails.at(obj, key)) is not None:
+            return self.objects.made(tail)
         if base in LISTS and (record := self.objects.record_of(obj)) is not None and type(key) in (*OPEN_KEYS, slice):
             at_key = self.objects.at_computed_slice if type(key) is slice else self.objects.at_computed_key
             if (found := at_key(record, key)) is not UNREAD:

@@ -54,6 +54,7 @@ from .containers import Containers
 from .lookups import Lookups
 from .loop_iterators import LoopIterators
 from .operators import Operators
+from .tails import TAILED, Tails
 
 
 class TrackingDomain(Operators, Containers):
@@ -83,6 +84,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes.ask = Lookups(self).ask
         self.lists = Lists(self)
         self.bounds = Bounds(self)
+        self.tails = Tails(self)
         self.loops = Loops(self, self.lists)
         # (a foreign backend takes each size symbol once)
         self.blocks = ModuleReuse(self) if tensors.whole_step else None
@@ -311,7 +313,9 @@ class TrackingDomain(Operators, Containers):
     # ------------------------------------------------------------------------------------------------------------------
 
     def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return self.calls.call(callee, args, kwargs)
+        ends = len(args) == 1 and not kwargs and type(args[0]) in TAILED
+        found = self.tails.call(callee, args[0]) if ends else ABSENT
+        return self.calls.call(callee, args, kwargs) if found is ABSENT else found
 
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
         if type(args) is tuple:

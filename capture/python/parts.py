@@ -54,6 +54,14 @@ class GatheredLists(Protocol):
     def appends(self, owner: Any) -> None: ...
 
 
+class ListEnds(Protocol):
+    """``tails.Tails``."""
+
+    def at(self, values: Any, key: slice) -> Any: ...
+
+    def call(self, function: Any, values: Any) -> Any: ...
+
+
 class ModuleCalls(Protocol):
     """``regions.module_reuse.ModuleReuse``."""
 
@@ -72,6 +80,7 @@ class Parts(Domain):
     array_inputs: ArrayInputs
     arrays: Arrays
     bounds: Bounds
+    tails: ListEnds
     attributes: Attributes
     walks: Walks
     options: Options | None

@@ -44,7 +44,7 @@ class Joins:
     def __init__(self, loops: list[LoopRegion], domain: Parts):
         self.loops, self.domain, self.bodies = loops, domain, domain.objects.inside
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
-        self.objects.joins, self.objects.side = self, self.side
+        self.objects.joins, self.objects.side, self.objects.open_sides = self, self.side, self.open_sides
         self.sides = 0
         self.given: dict[int, Side] = {}  # containers made on a side and written to what is older, by id
 
@@ -72,6 +72,9 @@ class Joins:
         if any(place.record is record for place, _ in loop.places.values() if is_kind(place, Entry)):
             return None  # (which of the two is written first)
         return self.side_of(loop)
+
+    def open_sides(self) -> set[Side]:
+        return {loop.side for loop in self.loops if loop.side is not None}
 
     def side_of(self, loop: LoopRegion) -> Side:
         if loop.side is None:

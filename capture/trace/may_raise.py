@@ -17,17 +17,21 @@ import numpy as np
 import torch
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
+from moebius.lowering import computes
 from moebius.lowering.step.arrays import asks_plain_python
+from moebius.lowering.step.gathered import end_of
 
 from ..bytecode.liveness import accesses, read_by_name
 from ..bytecode.stack_layout import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
 from ..python.domain import TrackingDomain, refuse_own
 from ..python.substitutes import Range
+from ..python.tails import TAILED
 from ..regions.loops import LoopRegion
 from ..tensors.array_calls import is_followed
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from ..tensors.failing import may_raise_on_data
+from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.number_methods import NumberMethod
 from ..values.numbers import Number
@@ -61,7 +65,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     if trace.tried[place] > MAX_TURNS:
         detail = f"{name} was tried {MAX_TURNS} times, and goes well on any tensor of these sizes"
         raise Break("loop that an error may end", detail, "it runs natively; ask for the size first", IN_EACH_TURN)
-    loops = trace.domain.loops.open
+    loops, again = trace.domain.loops.open, False
     if loops and loops[0].frame in frames:  # what fails in a loop over experts goes on from before the loop
         within = frames.index(loops[0].frame) + 1
         own, program = loops[0].frame, loops[0].frame.program
@@ -70,6 +74,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
             detail = f"{name} may fail in an iteration, which handles that"
             raise Break("expert loop with a handler in it", detail, "let the iteration ask for what may fail")
         del frames[within:]
+        again = can_run_again(trace.writer.scope)
     stacks = trace.domain.stacks
     if stacks is None:  # which nobody has asked for yet: the step is traced once more, with them
         trace.needs_stacks = is_number or any(map(is_in_handler, frames[1:]))
@@ -77,7 +82,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     else:
         stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
         lost = frames[len(connected(stopped, generators=True)) :]
-        if is_number and (lost or not asks_alone(stopped[-1])):
+        if is_number and (lost or not (again or asks_alone(stopped[-1]))):
             raise Break(
                 "number of numpy's",
                 f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
@@ -90,6 +95,13 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
             f"{name} in {found.code.co_qualname}",
             "it runs natively, and a handler sees its error; a function that is called by its name may have one",
         )
+
+
+def can_run_again(scope: GraphScope) -> bool:
+    """Whether nothing that is seen was done on the side of a branch, and on those that it stands in."""
+    nodes = [node for node in scope.graph.nodes if node.op.startswith("call_")]
+    unseen = all(computes(node) or asks_plain_python(node.target) or node.target is end_of for node in nodes)
+    return scope.parent is None or (scope.of_call and unseen and can_run_again(scope.parent))
 
 
 def asks_alone(place: FrameSnapshot) -> bool:
@@ -109,7 +121,7 @@ def asks_alone(place: FrameSnapshot) -> bool:
     position = place.callee_position()
     if position is None:
         return False
-    plain = (ArrayNumber, TensorProxy, list, tuple, dict, slice, type, np.dtype, torch.nn.ModuleList, *numbers)
+    plain = (ArrayNumber, TensorProxy, tuple, dict, slice, type, np.dtype, torch.nn.ModuleList, *TAILED, *numbers)
     callee = stack[position]
     known = is_a(callee, ArrayMethod, NumberMethod, type, types.BuiltinFunctionType)
     known = known or is_followed(callee)

@@ -67,6 +67,23 @@ def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> 
     return of_numbers
 
 
+PLAIN = frozenset((int, float, bool))
+
+
+@functools.cache
+def of_items(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
+    """``function`` of a list of plain numbers, which gives this type; for any other list plain Python is asked."""
+    quietly = computed_quietly(function, kind)
+
+    def of_plain(items: list[Any]) -> Any:
+        if not items or not PLAIN.issuperset(map(type, items)):
+            raise LargeNumberError("a list of other things than numbers")
+        return quietly(items)
+
+    of_plain.__name__ = of_plain.__qualname__ = getattr(function, "__name__", "of_plain")
+    return of_plain
+
+
 @dataclass(frozen=True)
 class Slot:
     """The place of an operand that differs from call to call. kind: the type of numpy's that is made of it, or none."""

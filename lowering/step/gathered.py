@@ -33,3 +33,9 @@ def no_rows(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> t
 fx.wrap("how_many")
 fx.wrap("cat_present")
 fx.wrap("no_rows")
+
+
+def end_of(items: Any, size: int, *added: Any) -> list[Any]:
+    """The last items of a list or deque that a step adds to, and what it has added."""
+    held = items[-size:] if isinstance(items, list) else items
+    return [*held, *added][-size:]
