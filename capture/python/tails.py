@@ -14,22 +14,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from moebius.interpreter import is_kind
 from moebius.lowering.step.arrays import PLAIN, of_items
 from moebius.lowering.step.gathered import end_of
 
 from ..heap.records import Record
 from ..heap.varying import RINGS
 from ..hook import ABSENT
-from ..values.numbers import Number
-from ..values.values import Break, SymbolicObject, TensorProxy
+from ..values.numbers import Number, example
+from ..values.numpy_numbers import is_numpy_function
+from ..values.values import SYMBOLIC, Break, SymbolicObject, TensorProxy
 from .parts import Parts
 
 # Of plain numbers alone.
 OF_ITEMS: frozenset[Any] = frozenset(
     (builtins.sum, builtins.max, builtins.min, math.fsum, np.mean, np.median, np.std, np.var, np.sum, np.max, np.min)
 )
-GIVEN = (float, np.float64)
+ADDED = frozenset((*PLAIN, *SYMBOLIC, Number, TensorProxy))
 HINT = "read it outside of the step: append() alone reads nothing"
 
 
@@ -37,15 +37,15 @@ IDS = frozenset(map(id, OF_ITEMS))  # (others may have a hash of the user's)
 
 
 class Tail(SymbolicObject):
-    """Of a list or deque: ``values[-size:]``."""
+    """Of a list or deque: ``values[-size:]``. items: them, as the graph has them."""
+
+    items: Number
 
     def __init__(self, tails: Tails, record: Record, size: int):
         self.domain, self.size, self.site = tails.domain, size, tails.site()
         self.record, self.name, self.refused = record, record.source.name, tails.refused
         self.numbers, self.writer = tails.domain.numbers, tails.domain.tensors.writer
         self.added = tails.domain.objects.added(record) or []
-        node = self.writer.call(end_of, tails.input(record), size, *self.added)
-        self.items = Number(self.numbers, [], node)
 
     @property
     def kind(self) -> type:
@@ -67,21 +67,19 @@ class Tail(SymbolicObject):
 
     def today(self) -> list[Any]:
         """Its items, with some number for each that only the running step knows."""
-        added = [one.representative if is_kind(one, Number) else one for one in self.added]
+        added = [example(one) for one in self.added]
         return end_of(self.record.obj, self.size, *added)
 
     def given_to(self, function: Callable[..., Any]) -> Any:
-        """``function(tail)``; ABSENT where nobody knows before which type that has."""
-        today = self.today()
-        if not PLAIN.issuperset(map(type, today)):
-            return ABSENT
+        """``function(tail)``, which gives a float on numbers such as there are today."""
+        kind, today = np.float64 if is_numpy_function(function) else float, self.today()
+        target = of_items(function, kind)
         try:
-            kind: Any = type(function(today))
+            target(today)
         except Exception:  # (it is raised where the step calls it)
-            return ABSENT
-        if kind not in GIVEN:
-            return ABSENT
-        return Number(self.numbers, kind(0.5), self.writer.call(of_items(function, kind), self.items))
+            self.writer.before_failure(target, (self.items,))
+            self.refuse(function.__name__)
+        return Number(self.numbers, kind(0.5), self.writer.call(target, self.items))
 
 
 class Tails:
@@ -113,8 +111,12 @@ class Tails:
         record = objects.growing_list(values, RINGS)
         if record is None or not (objects.has_open_length(record) or objects.added(record)):
             return None
+        tail = Tail(self, record, min(size, objects.kept_by(record)))
+        if not ADDED.issuperset(map(type, tail.added)):
+            return None
         objects.heap.note("end of a list")
-        return Tail(self, record, min(size, objects.kept_by(record)))
+        tail.items = Number(tail.numbers, [], tail.writer.call(end_of, self.input(record), tail.size, *tail.added))
+        return tail
 
     def at(self, values: Any, key: slice) -> Tail | None:
         """``values[-100:]``."""
@@ -126,8 +128,7 @@ class Tails:
         if id(function) not in IDS:
             return ABSENT
         tail = values if type(values) is Tail else self.of(values)
-        found = ABSENT if tail is None else tail.given_to(function)
-        return tail.refuse(function.__name__) if found is ABSENT and tail is values else found
+        return ABSENT if tail is None else tail.given_to(function)
 
 
 TAILED = frozenset((Tail, *RINGS))
