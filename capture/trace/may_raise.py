@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
 from moebius.lowering import computes
+from moebius.lowering.graph import expert_loop
 from moebius.lowering.step.arrays import asks_plain_python
 from moebius.lowering.step.gathered import end_of
 
@@ -99,9 +101,16 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
 
 def can_run_again(scope: GraphScope) -> bool:
     """Whether nothing that is seen was done on the side of a branch, and on those that it stands in."""
+    if scope.parent is None:
+        return True
     nodes = [node for node in scope.graph.nodes if node.op.startswith("call_")]
-    unseen = all(computes(node) or asks_plain_python(node.target) or node.target is end_of for node in nodes)
-    return scope.parent is None or (scope.of_call and unseen and can_run_again(scope.parent))
+    unseen = all(asks_plain_python(n.target) or n.target is end_of or is_unseen(n) for n in nodes)
+    return scope.of_call and unseen and can_run_again(scope.parent)
+
+
+def is_unseen(node: fx.Node) -> bool:
+    """Whether it does nothing but compute. (What a branch in it does, is not looked at.)"""
+    return node.target is not expert_loop and computes(node)
 
 
 def asks_alone(place: FrameSnapshot) -> bool:

@@ -141,3 +141,25 @@ def test_an_end_that_goes_elsewhere_is_a_list_of_its_own(ask, add):
         return ask(log[-4:]), end
 
     assert run(capture(step, backend="eager")) == run(step)
+
+
+def test_branches_may_stand_before_the_one_in_which_plain_python_may_be_asked():
+    def run(step):
+        log, found = [], []
+        for i in range(CALLS):
+            found.append(step(torch.ones(3) * i, i, log))
+        return repr((log, found))
+
+    def step(x, i, log):
+        count = 0
+        if i % 3 == 0:
+            count = i
+        log.append(x.sum().item())
+        if i % 2 == 0:
+            log.append(sum(log[-3:]))
+        return count
+
+    captured = capture(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "moebius could not")
+        assert run(captured) == run(step)
