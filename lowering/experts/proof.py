@@ -30,6 +30,7 @@ from moebius.lowering.experts.routing import (
     index_root,
     is_skipped,
     skip_values,
+    weighs_alike,
 )
 from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
 from moebius.lowering.operators import draws, loop_body, read_call, target_name
@@ -267,6 +268,14 @@ def one_precision(claim: Fused) -> Fault | None:
     return f"x and the weights have dtypes {', '.join(map(str, operands))}, and products are in {dtype}", claim.node
 
 
+def a_weights_factor(claim: Fused) -> Fault | None:
+    """What all rows are multiplied with may be multiplied into their weights."""
+    factor = claim.coefficient
+    if weighs_alike(factor, {claim.down.dtype, *(weight.dtype for weight in claim.weights)}):
+        return None
+    return f"rows are multiplied with {factor:g}, and weights times that may be no numbers of their type", claim.node
+
+
 def with_gradients(claim: Claim) -> Fault | None:
     """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd. Without tokens
     no iteration runs, and the result has no gradient; on a mesh, the experts have those of other ranks' tokens."""
@@ -354,6 +363,7 @@ STEPS: tuple[Step, ...] = (
     Step("whole weights", whole_weights),
     Step("sizes", sizes_agree),
     Step("one precision", one_precision),
+    Step("a weight's factor", a_weights_factor),
     Step("gradients", with_gradients),
     Step("routing unchanged", routing_unchanged),
     Step("kept unchanged", kept_unchanged),

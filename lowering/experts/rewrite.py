@@ -80,7 +80,7 @@ CONTRACT = Contract(
 MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
 INPUTS = ("placeholder", "get_attr")
 # Steps of the proof that are about what is computed of the rows.
-ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
+ABOUT_ROWS = {"expert function", "same input", "whole weights", "sizes", "one precision", "a weight's factor"}
 
 
 def replace_loops(work: Work) -> None:

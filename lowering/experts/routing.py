@@ -219,3 +219,11 @@ def distinct(index: fx.Node) -> bool:
             named = made is not None and made.name in (("argsort",) if made is call else ("topk", "sort"))
             return named and made is not None and made["dim"] in (-1, len(here) - 1)
     return False
+
+
+def weighs_alike(factor: float, dtypes: set[Any]) -> bool:
+    """Whether a number may be multiplied into the rows' weights instead of into the rows: it is close enough to 1 that
+    weights of usual size stay numbers of these types, with all their digits. Those of float16 end at 65504, and lose
+    digits below 6e-5; a softmax's stay right from 0.004 on."""
+    most = 2.0 ** (6 if torch.float16 in dtypes else 60)
+    return 1 / most <= abs(factor) <= most

@@ -33,7 +33,7 @@ from moebius.lowering.experts.positions import (
     sorted_by,
     uncast,
 )
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.routing import index_bounds, index_root, weighs_alike
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.experts.views import column_of, moved, sized_one
@@ -42,6 +42,7 @@ from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import (
     add_call,
     computed_of,
+    dtype_of,
     infer,
     nodes_between,
     rank_of,
@@ -96,7 +97,7 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     last = end.chain[-1]
     weights = [one for one in (own, end.weights) if one is not None]
     factor = end.factor * (1.0 if factor is None else factor)
-    if factor != 1.0 and not (weights and is_in_range(factor, [*weights, node])):
+    if factor != 1.0 and not (weights and weighs_alike(factor, {dtype_of(one) for one in (*weights, node)})):
         return None
     if not stands_still(node, rows, numbers, end, weights, storage):
         return None
@@ -317,13 +318,6 @@ def factor_of(weight: Any) -> float | None:
     ones = read_call(call["input"]) if call is not None and call.name == "mul" else None
     number = call["other"] if call is not None and ones is not None and ones.name == "ones" else None
     return number if type(number) in (int, float) else None
-
-
-def is_in_range(factor: float, values: list[fx.Node]) -> bool:
-    """Whether weights times this number, and rows times that, are still numbers of their types, to the last bit but
-    one. Those of float16 end at 65504, and lose bits below 6e-5."""
-    narrow = any((value := tensor_of(one)) is not None and value.dtype == torch.float16 for one in values)
-    return 2.0 ** (-6 if narrow else -60) <= abs(factor) <= 2.0 ** (6 if narrow else 60)
 
 
 def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:

@@ -392,10 +392,31 @@ def test_weights_gathered_for_each_row(numbers: str, first: str, second: str) ->
     on_tokens(made(EACH_ROW.format(numbers=numbers, first=first, second=second)))
 
 
+ONE_AFTER_ANOTHER = """
+def layer(x, logits, up, down, above, behind):
+    weight, index = logits.softmax(-1).topk(K)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        gate, rest = (x[token] @ up[e].T).chunk(2, -1)
+        y = (silu(gate) * rest) @ down[e].T
+        {}
+    return out
+"""
+ADDED = "out.index_add_(0, token, y * weight[token, slot, None]{})"
+SCALED = {
+    "weights gathered": EACH_ROW.format(numbers=NUMBERS[0], first="pass", second="y = y * {}"),
+    "after its weight": ONE_AFTER_ANOTHER.format(ADDED.format(" * {}")),
+    "before its weight": ONE_AFTER_ANOTHER.format("y = y * {}; " + ADDED.format("")),
+    "divided": ONE_AFTER_ANOTHER.format("y = y / (1 / {}); " + ADDED.format("")),
+}
+
+
+@pytest.mark.parametrize("way", SCALED)
 @pytest.mark.parametrize("number, size", [(2e5, 1e-4), (1e-6, 30.0), (100.0, 0.1), (0.25, 1.0)])
-def test_numbers_that_float16_has_not(number: float, size: float) -> None:
+def test_numbers_that_float16_has_not(number: float, size: float, way: str) -> None:
     """Weights times the number are computed where that is a number of their type: 2e5 is none, 1e-6 a coarse one."""
-    layer, seen = made(EACH_ROW.format(numbers=NUMBERS[0], first="pass", second=f"y = y * {number}")), []
+    layer, seen = made(SCALED[way].replace("{}", str(number))), []
     for call in (layer, moebius.capture(layer)):
         torch.manual_seed(2)
         given = [*inputs_of(), torch.zeros(0), torch.zeros(0)]
