@@ -254,6 +254,7 @@ for _name in ("argmax", "argmin", "max", "min"):
     declare(_name, "input, dim=None, keepdim=False", _name, positions=True)
 declare("gather", "input, dim, index", "gather")
 declare("index_select", "input, dim, index", "index_select")
+declare("take_along_dim", "input, indices, dim=None", "take_along_dim")
 for _name, _more in (("eq", ""), ("ne", "not_equal"), ("gt", "greater"), ("ge", "greater_equal"), ("lt", "less"),
                      ("le", "less_equal")):  # fmt: skip
     declare(_name, "input, other", f"{_name} {_more} __{_name}__ {_name}_", [getattr(operator, _name)])

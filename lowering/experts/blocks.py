@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
+from moebius.lowering.experts.layout import without_grad
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
@@ -38,6 +39,7 @@ from moebius.lowering.operators import (
     given_to,
     is_size,
     loop_body,
+    operator_name,
     read_call,
     target_name,
 )
@@ -198,7 +200,7 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
 
 def is_routed(down: fx.Node, rows: list[fx.Node]) -> bool:
     """Whether data say which rows an expert has, or its results are joined with others'."""
-    joined = any(user.target in (torch.cat, torch.concat, torch.stack) for user in down.users)
+    joined = any(operator_name(user.target) in ("cat", "stack") for user in down.users)
     found = [call for one in rows if (call := read_call(one)) is not None and call.name == "getitem"]
     return joined or any(map(part_of_loop, found)) or any(looked_up_rows(one, down) for one in rows)
 
@@ -213,14 +215,7 @@ def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 def without_history(graph: fx.Graph) -> set[fx.Node]:
     """What is detached, or computed while no gradients are recorded."""
-    recorded, unrecorded = True, set()
-    for node in graph.nodes:
-        call = read_call(node)
-        if call is not None and call.name == "set_grad_enabled":
-            recorded = call["mode"] is not False
-        elif not recorded or (call is not None and call.name == "detach"):
-            unrecorded.add(node)
-    return unrecorded
+    return without_grad(graph) | {node for node in graph.nodes if operator_name(node.target) == "detach"}
 
 
 def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> set[fx.Node]:

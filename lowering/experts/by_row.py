@@ -30,6 +30,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
+from moebius.lowering.experts.rules_rows import ADDED
 from moebius.lowering.operators import PRODUCTS, Call, draws, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import certain, computed_of, shape_of, tensor_of
@@ -112,13 +113,8 @@ def same_as(reader: Reader, node: fx.Node) -> fx.Node | None:
 def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
     """(the rows that an accumulation adds, what they are scaled by)."""
     call = certain(read_call(node))
-    match call.name:
-        case "index_add":
-            return call["source"], call["alpha"]
-        case "index_put":
-            return call["values"], 1.0
-        case "scatter_add":
-            return call["src"], 1.0
+    if call.name in ADDED:
+        return call[ADDED[call.name]], call.args.get("alpha", 1.0)
     add = unrolled_loops.added_rows(node)  # out[token] = out[token] + rows
     added = certain(read_call(add) if add is not None else None)
     return added["other"], 1.0

@@ -86,21 +86,18 @@ def made_stack(node: fx.Node) -> Stack | None:
     """``torch.stack(rows, dim)``, or ``torch.cat`` of rows with an axis of size 1 there, or side by side and apart
     again: ``torch.cat(rows, -1).view(-1, E, D)``."""
     call = read_call(node)
-    side = call["input"] if call is not None and call.name == "reshape" else None
-    if isinstance(side, fx.Node) and side.target in (torch.cat, torch.concat) and side.args:
-        every, shape = side.args[0], shape_of(node) or ()
-        dim = side.kwargs.get("dim", side.args[1] if len(side.args) > 1 else 0)
-        side_by_side = [row for row in every if isinstance(row, fx.Node)] if isinstance(every, tuple | list) else []
-        apart = len(shape) == 3 and dim in (-1, 1) and same_size(shape[1], len(side_by_side))
-        if not apart or not all(same_shape(shape_of(row), (shape[0], shape[2])) for row in side_by_side):
+    joined = read_call(call["input"]) if call is not None and call.name == "reshape" else call
+    if joined is None or joined.name not in ("stack", "cat"):
+        return None
+    rows, dim, shape = joined["tensors"], joined["dim"], shape_of(node) or ()
+    if joined is not call:
+        apart = len(shape) == 3 and dim in (-1, 1) and isinstance(rows, tuple | list) and same_size(shape[1], len(rows))
+        if joined.name == "stack" or not apart or not all(same_shape(shape_of(r), (shape[0], shape[2])) for r in rows):
             return None
-        return Stack(side_by_side, "tnd", None, (side, node))
-    if call is not None and call.name == "stack":
-        rows, dim = call["tensors"], call["dim"]
-        views: tuple[fx.Node, ...] = ()
-    elif node.target in (torch.cat, torch.concat) and node.args:
-        rows, views = [], ()
-        parts, dim = node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        return Stack(list(rows), "tnd", None, (joined.node, node))
+    views: tuple[fx.Node, ...] = ()
+    if joined.name == "cat":
+        parts, rows = rows, []
         for part in parts if isinstance(parts, tuple | list) else ():
             base, axes, own = seen_as(part) if isinstance(part, fx.Node) else (None, (), ())
             if not isinstance(dim, int) or len(axes) < 3:
@@ -110,8 +107,6 @@ def made_stack(node: fx.Node) -> Stack | None:
                 return None
             rows.append(base)
             views += own
-    else:
-        return None
     if not isinstance(rows, tuple | list) or len(rows) < 2 or not isinstance(dim, int):
         return None
     rank = rank_of(rows[0])
@@ -125,13 +120,10 @@ def made_stack(node: fx.Node) -> Stack | None:
 def picked(node: fx.Node) -> Stack | None:
     """Rows of the stack chosen by index [T, K]."""
     call = read_call(node)
-    if node.target in (torch.take_along_dim, "take_along_dim"):
-        given = [*node.args, *node.kwargs.values()]
-        names = ["input", "indices", "dim"][: len(node.args)] + list(node.kwargs)
-        found = dict(zip(names, given, strict=True))
-        return along(node, found.get("input"), found.get("dim"), found.get("indices"), repeated=False)
     if call is None or call.op.inplace:
         return None
+    if call.name == "take_along_dim":
+        return along(node, call["input"], call["dim"], call["indices"], repeated=False)
     if call.name == "gather":
         return along(node, call["input"], call["dim"], call["index"], repeated=True)
     if call.name == "getitem" and isinstance(call["index"], tuple) and len(call["index"]) == 2:

@@ -16,7 +16,7 @@ from torch import fx
 
 from moebius.lowering.experts.views import column_of, same_value
 from moebius.lowering.experts.zeros import number_of
-from moebius.lowering.operators import read_call
+from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, certain, rank_of, same_shape, shape_of, tensor_of
 
@@ -84,14 +84,14 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def before_widening(gate: fx.Node) -> fx.Node:
     """The column [T, 1] of ``column.expand(-1, D)`` or ``.repeat(1, D)``: the product does the same by itself."""
-    call = read_call(gate)
-    while call is not None and call.name in ("expand", "repeat"):
+
+
+    def widens(call: Call) -> bool:
         column = shape_of(call["input"])
-        if not column or len(column) != rank_of(gate) or not same_size(column[-1], 1):
-            break
-        gate = call["input"]
-        call = read_call(gate)
-    return gate
+        column = column if call.name in ("expand", "repeat") else None
+        return bool(column) and len(column) == rank_of(gate) and same_size(column[-1], 1)
+
+    return behind(gate, widens)
 
 
 def is_zero(value: Any) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
-from moebius.lowering.experts.unrolled_loops import PLACES, SUMS, added_rows, chased, is_branch
+from moebius.lowering.experts.unrolled_loops import PLACES, added_rows, chased, is_branch
 from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
@@ -42,7 +42,6 @@ OTHER_PRODUCTS = CONVOLUTIONS | {torch.bmm, torch.baddbmm, torch.einsum, torch.n
 LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
 CONSTANT = frozenset({"zeros", "full", "arange"})
 CHOICES = {torch.where: (0, (1, 2)), torch.lerp: (2, (0, 1))}  # where the condition stands, and what it chooses between
-COPIES = frozenset({torch.index_copy, "index_copy", "index_copy_"})
 ROWWISE = ELEMENTWISE | PRODUCTS | frozenset(
     {"getitem", "select", "narrow", "chunk", "split", "unbind", "index_select", "gather", "where", "masked_fill",
      "cast", "contiguous", "clone", "detach", "type_as", "reshape", "flatten", "squeeze", "unsqueeze", "expand",
@@ -50,7 +49,7 @@ ROWWISE = ELEMENTWISE | PRODUCTS | frozenset(
      "sum", "pick", "index_add", "index_put", "scatter_add"}
 )  # fmt: skip
 KEYS = {"getitem": "index", "index_select": "index", "gather": "index", "where": "condition", "masked_fill": "mask"}
-ROWS = ("source", "values", "src")
+ROWS = ("source", "values", "src", "value")
 FAR = 300  # pairs of nodes looked at behind two results
 DRAWS = "dropout draws its numbers expert by expert, on the rows that each expert has"
 DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
@@ -182,12 +181,11 @@ def meetings(graph: fx.Graph) -> Iterator[Meeting]:
                 choices[node] = node, [*known, *rest], decides
         elif call is not None and call.name == "add":
             summands(node, call["input"], call["other"], call.op.inplace, sums)
-        elif (call is not None and call.name in SUMS) or node.target in COPIES:
-            base = chased(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        elif call is not None and call.name in PLACES:
+            base = chased(call["input"]) if isinstance(call["input"], fx.Node) else None
             line = node.meta.get("where"), node.target
             _, terms = writes.pop((base, line), (node, []))
-            inplace = call is None or call.op.inplace
-            writes[base if inplace else node, line] = node, [*terms, Written(*parted(node))]
+            writes[base if call.op.inplace else node, line] = node, [*terms, Written(*parted(call))]
     yield from choices.values()
     for place, terms in [*sums.values(), *writes.values()]:
         yield place, terms, None
@@ -201,11 +199,10 @@ class Written:
     places: tuple
 
 
-def parted(node: fx.Node) -> tuple[Any, tuple]:
-    """(rows, the other arguments) of a node that writes rows into its first argument."""
-    last = 3 if len(node.args) > 3 and isinstance(node.args[3], fx.Node) else 2
-    rows = node.args[last] if len(node.args) > last else next((node.kwargs[n] for n in ROWS if n in node.kwargs), None)
-    places = tuple(argument for argument in node.args[1:] if argument is not rows)
+def parted(call: Call) -> tuple[Any, tuple]:
+    """(rows, the other arguments) of a call that writes rows into its first argument."""
+    node, rows = call.node, next(call[name] for name in ROWS if name in call.args)
+    places = tuple(given for name, given in call.args.items() if name not in ("input", *ROWS))
     added = read_call(adds) if (adds := added_rows(node)) is not None else None
     if added is not None:  # ``out[token] += y``
         return added["other"], places

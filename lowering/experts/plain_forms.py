@@ -34,7 +34,7 @@ from moebius.lowering.experts.split_phases import pieces_by_themselves
 from moebius.lowering.experts.unbatched import without_vmap
 from moebius.lowering.experts.views import equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
-from moebius.lowering.operators import read_call
+from moebius.lowering.operators import behind, read_call
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, dtype_of, nodes_between, rank_of, same_shape, shape_of, tensor_of
@@ -206,9 +206,7 @@ def one_hot_product(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def one_hot_of(node: Any) -> fx.Node | None:
     """index of ``one_hot(index, E)``, cast or not."""
-    call = read_call(node)
-    while call is not None and call.name in ("cast", "type_as") and isinstance(call["input"], fx.Node):
-        call = read_call(call["input"])
+    call = read_call(behind(node, lambda cast: cast.name in ("cast", "type_as")))
     return call["input"] if call is not None and call.name == "one_hot" else None
 
 

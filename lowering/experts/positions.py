@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from moebius.lowering.experts.routing import EXACT, INDICES, index_root
+from moebius.lowering.experts.batched import gathered_with
+from moebius.lowering.experts.routing import EXACT, index_root
 from moebius.lowering.experts.views import column_of
 from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.values import (
@@ -70,17 +71,13 @@ def keeps_order(index: Any) -> bool:
 
 def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
     """(table, positions [S]) of ``table[positions]``, whole rows."""
-    index = call.args.get("index")
-    if not isinstance(call.args.get("input"), fx.Node):
+    index = gathered_with(call.node)
+    if call.name == "gather" and call["dim"] == 0:
+        whole = same_shape((shape_of(call["index"]) or ())[1:], (shape_of(call["input"]) or ())[1:])
+        index = rows_of_column(call["index"]) if whole else None
+    if index is None or rank_of(index) != 1 or not isinstance(call["input"], fx.Node):
         return None
-    if call.name == "gather" and call["dim"] == 0 and same_shape(shape_of(index)[1:], shape_of(call["input"])[1:]):  # type: ignore[index]
-        index = rows_of_column(index)
-    elif call.name not in ("getitem", "index_select") or (call.name == "index_select" and call["dim"] != 0):
-        return None
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    value = tensor_of(index) if isinstance(index, fx.Node) else None
-    whole = value is not None and value.dim() == 1 and value.dtype in INDICES
-    return (call["input"], index) if whole else None  # type: ignore[return-value]
+    return call["input"], index
 
 
 def rows_of_column(index: Any) -> fx.Node | None:

@@ -218,16 +218,20 @@ def others_products(work: Work) -> str:
 
 
 def in_equal_parts(
-    nodes: list[fx.Node], replace: Callable[[list[fx.Node]], ExpertRegion | None]
+    nodes: list[fx.Node], replace: Callable[[list[fx.Node]], ExpertRegion | None], in_turn: bool = False
 ) -> tuple[list[ExpertRegion], list[ExpertRegion]]:
-    """(regions, refusals): all nodes as one layer, or as the fewest of equal length that become operators."""
+    """(regions, refusals): all nodes as one layer, or as the fewest of equal length that become operators. in_turn: of
+    layers that take turns, too: each iteration runs its expert on rows of one slot after another."""
     count, refusals = len(nodes), list[ExpertRegion]()
-    for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
-        found = replace(nodes[:length])
-        if found is not None and found.lowered:
-            rest = [replace(nodes[i : i + length]) for i in range(length, count, length)]
-            return [found, *(region for region in rest if region is not None)], refusals
-        refusals += [found] if found is not None else []
+    for parts in [parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
+        length = count // parts
+        cuts = [[nodes[i : i + length] for i in range(0, count, length)]]
+        cuts += [[nodes[i::parts] for i in range(parts)]] if in_turn and parts > 1 else []
+        for first, *others in cuts:
+            found = replace(first)
+            if found is not None and found.lowered:
+                return [found, *(region for region in map(replace, others) if region is not None)], refusals
+            refusals += [found] if found is not None else []
     return [], refusals
 
 
@@ -236,7 +240,7 @@ def replace_blocks(work: Work, failed: list[Failed], asked: dict[fx.Node, Any]) 
     sums could not be replaced: done with where their experts are replaced here. asked: as in skip_unused()."""
     for downs in runs(work.gm.graph):
         known = [one.region for one in failed if one.uses(downs)]
-        found, refusals = in_equal_parts(downs, lambda piece: replace_piece(work, piece, asked))
+        found, refusals = in_equal_parts(downs, partial(replace_piece, work, asked=asked), in_turn=True)
         if found:
             work.regions = [region for region in work.regions if not any(region is one for one in known)]
             work.regions += [region for region in found if region.lowered]
@@ -340,17 +344,6 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
                 region.saved_bytes = kept_bytes((tokens, top_k, x.dtype.itemsize), sizes, gated, work.options)
 
 
-def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
-    """Iterations that run their expert several times, on rows of one slot after another: an operator for each slot."""
-    count = len(downs)
-    for parts in [parts for parts in range(2, count // 2 + 1) if count % parts == 0]:
-        found = replace_piece(work, downs[::parts])
-        if found is not None and found.lowered:
-            others = [replace_piece(work, downs[first::parts]) for first in range(1, parts)]
-            return found if all(other is not None and other.lowered for other in others) else None
-    return None
-
-
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:
     """A loop over range(n) whose sum is not understood: its iterations written out, if that makes an operator of it."""
     graph = work.gm.graph
@@ -363,20 +356,15 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
     carried = graph.call_function(tuple, (tuple(written.carried),))  # (what is opened gives others in their place)
     loop.prepend(carried)
     opened, _ = open_branches(work, written.branches)
-    found = None
-    for downs in runs(graph):
-        if not before & set(downs):
-            asked = {one.down: one.asked for one in opened}
-            found = replace_piece(work, downs, asked)
-            if found is None or not found.lowered:
-                found = replace_strides(work, downs)
-            break
-    if found is None or not found.lowered:
+    downs = next((downs for downs in runs(graph) if not before & set(downs)), [])
+    asked = {one.down: one.asked for one in opened}
+    found, _ = in_equal_parts(downs, partial(replace_piece, work, asked=asked), in_turn=True)
+    if not found or not all(one.lowered for one in found):
         forget(work.gm, before, modules)
         work.regions, work.loose = regions, loose
         return
     settle_branches(work, opened)
-    for name, value in vars(found).items():
+    for name, value in vars(found[0]).items():
         if name not in ("file", "line", "idiom"):
             setattr(region, name, value)
     region.refusal = region.blocker = None

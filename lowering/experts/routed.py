@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.experts.batched import gathered_with, parameter_of, weight_of
+from moebius.lowering.experts.batched import index_of, parameter_of, weight_of
 from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
 from moebius.lowering.operators import ELEMENTWISE, Call, behind, read_call
 from moebius.lowering.values import certain, rank_of, shape_of, tensor_of
@@ -21,9 +21,8 @@ from moebius.lowering.values import certain, rank_of, shape_of, tensor_of
 SUMS_OF_ROWS = frozenset({torch.stack})
 VIEWS = frozenset({"cast", "contiguous", "clone", "type_as", "detach", "reshape", "flatten", "unsqueeze", "squeeze"})
 PIECES = frozenset({"getitem", "select", "narrow", "chunk", "split", "unbind"})
-LOOKUPS = frozenset({"index_select", "gather"})
+LOOKUPS = frozenset({"index_select", "gather", "take_along_dim"})
 NORMS = frozenset({"layer_norm", "rms_norm", "dropout", "softmax"})
-ALONG = frozenset({torch.take_along_dim, "take_along_dim"})
 SORTS = frozenset({torch.sort, "sort"})
 GATES = frozenset({"softmax", "sigmoid", "softplus", "topk", "scatter", "one_hot", "argmax", "eq", "relu"})
 NEAR = 24  # nodes looked at
@@ -32,8 +31,8 @@ WIDE = 64
 
 def is_routed_along(place: fx.Node) -> bool:
     """Whether a stack of results is weighted or looked up along its axis of experts."""
-    dim = place.kwargs.get("dim", place.args[1] if len(place.args) > 1 else 0)
-    rank = rank_of(place)
+    call, rank = read_call(place), rank_of(place)
+    dim = None if call is None else call["dim"]
     return isinstance(dim, int) and rank > 1 and follow(place, dim % rank) is not None
 
 
@@ -49,14 +48,12 @@ def follow(start: fx.Node, axis: int) -> fx.Node | None:
                     return user
                 continue
             call = read_call(user)
-            if user.target in ALONG or (call is not None and call.name in LOOKUPS):
-                dim = user.kwargs.get("dim", user.args[1] if len(user.args) > 1 else None)
-                if user.target in ALONG:
-                    dim = user.kwargs.get("dim", user.args[2] if len(user.args) > 2 else None)
-                if user.args[0] is node and isinstance(dim, int) and dim % len(shape_of(node) or (0,)) == axis:
-                    return user
-                continue
             if call is None:
+                continue
+            if call.name in LOOKUPS:
+                dim = call["dim"]
+                if call["input"] is node and isinstance(dim, int) and dim % len(shape_of(node) or (0,)) == axis:
+                    return user
                 continue
             if call.name in ("mul", "where", "masked_fill") and scales(call, node, axis):
                 return user
@@ -264,13 +261,5 @@ def axes_of(node: fx.Node) -> tuple[int | None, ...]:
 
 def is_looked_up_by_data(product: fx.Node) -> bool:
     """Whether the index that weights are gathered with was chosen in the step: it is not given, nor a row's place."""
-    for operand in product.all_input_nodes:
-        node = operand
-        while node.op != "placeholder" and (call := read_call(node)) is not None:
-            index = gathered_with(node)
-            if index is not None:
-                return is_gate(index)
-            if not isinstance(call.args.get("input"), fx.Node):
-                break
-            node = call["input"]
-    return False
+    index = index_of(product)
+    return index is not None and is_gate(index)

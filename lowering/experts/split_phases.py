@@ -15,7 +15,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
@@ -23,7 +22,6 @@ from moebius.lowering.operators import ELEMENTWISE, is_pure, read_call
 from moebius.lowering.torch_private import same_size, set_grad_enabled
 from moebius.lowering.values import certain, infer, shape_of, value_of
 
-JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})
 ALONG_ROWS = ELEMENTWISE | {"cast", "contiguous", "clone", "chunk", "getitem", "glu"}
 FAR = 64
 Joins = dict[fx.Node, list[fx.Node]]
@@ -99,11 +97,9 @@ def joined_behind(split: fx.Node, node: fx.Node, sizes: list[Any] | None) -> tup
 
 def parts_of(node: fx.Node, sizes: list[Any] | None) -> list[fx.Node] | None:
     """What a node joins, one under another, if they have such sizes."""
-    if node.target not in JOINS or sizes is None:
-        return None
-    dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-    parts: Any = node.args[0] if node.args else None
-    if dim != 0 or not isinstance(parts, tuple | list) or len(parts) != len(sizes):
+    call = read_call(node)
+    parts = call["tensors"] if call is not None and call.name == "cat" and call["dim"] == 0 else None
+    if sizes is None or not isinstance(parts, tuple | list) or len(parts) != len(sizes):
         return None
     return list(parts) if are_cut(parts, sizes) else None
 
