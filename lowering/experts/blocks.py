@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
-from moebius.lowering.experts.layout import without_grad
+from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
@@ -215,7 +215,8 @@ def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 def without_history(graph: fx.Graph) -> set[fx.Node]:
     """What is detached, or computed while no gradients are recorded."""
-    return without_grad(graph) | {node for node in graph.nodes if operator_name(node.target) == "detach"}
+    quiet = WithoutGrad(graph)
+    return {node for node in graph.nodes if operator_name(node.target) == "detach" or node in quiet}
 
 
 def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> set[fx.Node]:

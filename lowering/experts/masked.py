@@ -87,9 +87,8 @@ def before_widening(gate: fx.Node) -> fx.Node:
 
 
     def widens(call: Call) -> bool:
-        column = shape_of(call["input"])
-        column = column if call.name in ("expand", "repeat") else None
-        return bool(column) and len(column) == rank_of(gate) and same_size(column[-1], 1)
+        column = shape_of(call["input"]) or ()
+        return call.name in ("expand", "repeat") and len(column) == rank_of(gate) and same_size(column[-1], 1)
 
     return behind(gate, widens)
 

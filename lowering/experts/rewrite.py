@@ -41,7 +41,14 @@ from moebius.lowering.experts.hoisted_conditionals import (
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
-from moebius.lowering.experts.missed_experts import DIFFERENT, MissedExperts, find_overlooked, missed_experts
+from moebius.lowering.experts.missed_experts import (
+    DIFFERENT,
+    MissedExperts,
+    find_overlooked,
+    is_weight,
+    missed_experts,
+    root_of,
+)
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
@@ -218,21 +225,25 @@ def others_products(work: Work) -> str:
 
 
 def in_equal_parts(
-    nodes: list[fx.Node], replace: Callable[[list[fx.Node]], ExpertRegion | None], in_turn: bool = False
+    nodes: list[fx.Node], replace: Callable[[list[fx.Node]], ExpertRegion | None]
 ) -> tuple[list[ExpertRegion], list[ExpertRegion]]:
-    """(regions, refusals): all nodes as one layer, or as the fewest of equal length that become operators. in_turn: of
-    layers that take turns, too: each iteration runs its expert on rows of one slot after another."""
+    """(regions, refusals): all nodes as one layer, or as the fewest of equal length that become operators: one after
+    another, or in turn, where an expert runs on rows of one slot after another."""
     count, refusals = len(nodes), list[ExpertRegion]()
     for parts in [parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
-        length = count // parts
-        cuts = [[nodes[i : i + length] for i in range(0, count, length)]]
-        cuts += [[nodes[i::parts] for i in range(parts)]] if in_turn and parts > 1 else []
-        for first, *others in cuts:
-            found = replace(first)
-            if found is not None and found.lowered:
-                return [found, *(region for region in map(replace, others) if region is not None)], refusals
-            refusals += [found] if found is not None else []
+        length, in_turn = count // parts, of_one_expert(nodes[:parts])
+        first, *others = (nodes[i::parts] if in_turn else nodes[i * length :][:length] for i in range(parts))
+        found = replace(first)
+        if found is not None and found.lowered:
+            return [found, *(region for region in map(replace, others) if region is not None)], refusals
+        refusals += [found] if found is not None else []
     return [], refusals
+
+
+def of_one_expert(nodes: list[fx.Node]) -> bool:
+    """Whether these are products with the same weights."""
+    first, *others = (set(map(root_of, filter(is_weight, node.all_input_nodes))) for node in nodes)
+    return bool(first) and all(other == first for other in others)
 
 
 def replace_blocks(work: Work, failed: list[Failed], asked: dict[fx.Node, Any]) -> None:
@@ -240,7 +251,7 @@ def replace_blocks(work: Work, failed: list[Failed], asked: dict[fx.Node, Any]) 
     sums could not be replaced: done with where their experts are replaced here. asked: as in skip_unused()."""
     for downs in runs(work.gm.graph):
         known = [one.region for one in failed if one.uses(downs)]
-        found, refusals = in_equal_parts(downs, partial(replace_piece, work, asked=asked), in_turn=True)
+        found, refusals = in_equal_parts(downs, partial(replace_piece, work, asked=asked))
         if found:
             work.regions = [region for region in work.regions if not any(region is one for one in known)]
             work.regions += [region for region in found if region.lowered]
@@ -358,7 +369,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
     opened, _ = open_branches(work, written.branches)
     downs = next((downs for downs in runs(graph) if not before & set(downs)), [])
     asked = {one.down: one.asked for one in opened}
-    found, _ = in_equal_parts(downs, partial(replace_piece, work, asked=asked), in_turn=True)
+    found, _ = in_equal_parts(downs, partial(replace_piece, work, asked=asked))
     if not found or not all(one.lowered for one in found):
         forget(work.gm, before, modules)
         work.regions, work.loose = regions, loose
