@@ -345,6 +345,15 @@ def hooks_of_accumulation(leaves: Sequence[torch.Tensor]) -> bool:
     return found
 
 
+def has_history(tensor: torch.Tensor) -> bool:
+    """Whether autograd recorded how it was made. (Torch refuses to say so of a view made without history, once what it
+    views has been written.)"""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return False
+
+
 def has_gradient_hooks(*tensors: torch.Tensor) -> bool:
     """Whether any hook sees the gradient of one of these."""
     return any(gradient_hooks(t) or hooks_after_accumulation(t) for t in tensors) or hooks_of_accumulation(tensors)

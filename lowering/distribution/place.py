@@ -33,7 +33,7 @@ from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.planner.traffic import RegionShape, chunk_span
 from moebius.lowering.step.absent import is_backward
-from moebius.lowering.torch_private import FakeTensor
+from moebius.lowering.torch_private import FakeTensor, has_history
 from moebius.lowering.values import apply
 
 WEIGHTS = ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
@@ -218,7 +218,7 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 def _of_the_step(parameter: fx.Node, regions: set[fx.Node]) -> set[fx.Node]:
     """The users of a parameter that belong to backward and the optimizer: they take the parameter itself, wherever its
     rows are. (None, where nothing writes into it or asks for its gradient.)"""
-    own = {u for u in parameter.users if u not in regions and all(v.grad_fn is None for v in tensors_of(u))}
+    own = {u for u in parameter.users if u not in regions and not any(map(has_history, tensors_of(u)))}
     touched = any(not (found := tensors_of(u)) or any(v is parameter.meta.get("val") for v in found) for u in own)
     return own if touched or any(is_backward(node) for node in parameter.graph.nodes) else set()
 
@@ -261,7 +261,7 @@ def _gather_where_used(gm: fx.GraphModule) -> None:
     if any(_of_the_step(item, set()) for item in on_ranks):
         for item in on_ranks:
             item.meta["placement"] = "as is"
-            for user in [user for user in item.users if any(value.grad_fn is not None for value in tensors_of(user))]:
+            for user in [user for user in item.users if any(map(has_history, tensors_of(user)))]:
                 with gm.graph.inserting_before(user):
                     whole = gm.graph.call_function(to_graph_input, (item, "shard→full"))
                 whole.meta = dict(item.meta)
