@@ -461,7 +461,7 @@ class Attributes(Slots):
         """``cls.name = value`` (Objects/typeobject.c, type_setattro)."""
         meta = type(cls)
         on_meta, setter = self.on_type(meta, name), self.on_type(meta, "__setattr__")
-        by_meta = setter is not SET_ON_CLASS or (on_meta is not ABSENT and is_data_descriptor(on_meta))
+        by_meta = setter is not SET_ON_CLASS or (on_meta is not ABSENT and takes_writes(on_meta))
         was_read = any(looked == name and cls in kind.__mro__ for kind, looked in self.looked_up)
         before = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
         self.of_classes.refuse_set(cls, name, before, value, by_meta)
@@ -532,7 +532,7 @@ class Attributes(Slots):
     def delete_generic(self, obj: Any, name: str) -> None:
         """``object.__delattr__(obj, name)``."""
         on_type = self.on_type(type(obj), name)
-        if on_type is not ABSENT and is_data_descriptor(on_type):
+        if on_type is not ABSENT and takes_writes(on_type):
             raise Break("descriptor is deleted", f"del {type(obj).__name__}.{name}", "delete it outside of the step")
         if self.objects.is_new(obj):
             self.objects.touch(obj, name)
@@ -584,7 +584,11 @@ def looks_up_in_c(getter: Any) -> bool:
 
 
 def is_data_descriptor(value: Any) -> bool:
+    """Whether a class attribute goes before what the object itself has by that name."""
+    return takes_writes(value) and hasattr(type(value), "__get__")
+
+
+def takes_writes(value: Any) -> bool:
     """Whether the type of a class attribute defines ``__set__`` or ``__delete__``."""
-    if issubclass(type(value), TensorProxy):
-        return False
-    return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
+    kind = type(value)
+    return not issubclass(kind, TensorProxy) and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,6 @@ from ..values.values import SYMBOLIC, Break
 from .parts import Parts
 
 MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor)  # whose result has the type of numpy's number
-RAISED = ("error", None, Warning, None, 0)  # an entry of ``warnings.filters``
 OPERANDS = frozenset((*NUMPY_NUMBERS, *SYMBOLIC, int, float, bool, type(None), Number))
 
 
@@ -46,14 +46,26 @@ def gives_array(function: Callable[..., Any], values: list[Any], named: dict[str
         return False
 
 
+class OfThread(type):
+    """What an entry of ``warnings.filters`` may name as its category: any warning, in one thread."""
+
+    thread: int
+
+    def __subclasscheck__(cls, _: type) -> bool:
+        return threading.get_ident() == cls.thread
+
+
 @contextlib.contextmanager
 def strictly() -> Iterator[None]:
-    """A warning is raised, and does not count as shown. (``catch_warnings`` makes Python forget which have been.)"""
-    warnings.filters.insert(0, RAISED)  # type: ignore[attr-defined]
+    """A warning of this thread's is raised, and does not count as shown. (``catch_warnings`` makes Python forget which
+    have been, and another thread may begin or end one meanwhile: the list is held.)"""
+    filters: list[Any] = warnings.filters  # type: ignore[attr-defined]
+    entry = ("error", None, OfThread("Strict", (Warning,), {"thread": threading.get_ident()}), None, 0)
+    filters.insert(0, entry)
     try:
         yield
     finally:
-        warnings.filters.remove(RAISED)  # type: ignore[attr-defined]
+        filters.remove(entry)
 
 
 def stays(value: Any) -> bool:

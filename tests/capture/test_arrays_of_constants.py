@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from moebius import capture
 from moebius.api import captured_of, report_of
+from moebius.python import numpy_calls
 
 LENGTHS = [1, 3, 2]
 
@@ -95,3 +98,29 @@ def test_as_in_plain_python(made, use, backend):
         assert kept[0][0] is not kept[1][0]
     if use in WHOLE:
         assert not report_of(captured_of(captured)).breaks
+
+
+def test_what_other_threads_warn_of_is_no_error_meanwhile():
+    """Whether numpy's function gives an array is asked where any warning is one: of this thread's alone, whatever
+    list of filters another thread has put in its place meanwhile."""
+    raised = []
+
+    def other():
+        try:
+            warnings.warn("from another thread", UserWarning, stacklevel=1)
+        except UserWarning as error:
+            raised.append(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, block = [*warnings.filters], warnings.catch_warnings()
+        with numpy_calls.strictly():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            block.__enter__()
+            with pytest.raises(UserWarning):
+                warnings.warn("from this one", UserWarning, stacklevel=1)
+        block.__exit__(None, None, None)
+        assert warnings.filters == before
+    assert not raised

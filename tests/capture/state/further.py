@@ -97,6 +97,14 @@ if $ != 3:
     "slot deleted": Kind("Slot($)", "getattr(@, 'v', 1)", """if hasattr(@, 'v'): del @.v
 if $ != 3:
     @.v = $""", MORE_CLASSES),
+    "descriptor that only sets": Kind("of_setter($)", "@.v", "@.v = $", """
+class Setter:
+    def __set__(self, obj, v): obj.__dict__["v"] = v
+def of_setter(v):
+    obj = type("C", (), {"v": Setter()})()
+    obj.v = v
+    return obj
+"""),
     "slot by descriptor": Kind("Slot($)", "Slot.v.__get__(@)", "Slot.v.__set__(@, $)", MORE_CLASSES),
     "list subclass": Kind("ListSub([$])", "@[0]", "@[0] = $", MORE_CLASSES),
     "list subclass attribute": Kind("listsub($)", "@.v", "@.v = $", MORE_CLASSES + """

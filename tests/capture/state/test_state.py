@@ -46,6 +46,7 @@ MENDED = (
     ("negative", "read only"),
     ("parameter's copy", "cached, no arguments"),
     ("thread's attribute", "cached, no arguments"),
+    ("descriptor that only sets", "straight"),
 )
 
 
