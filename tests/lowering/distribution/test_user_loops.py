@@ -214,8 +214,8 @@ def beside_a_base(t, parts):
     t.optimizer.step()
 
 
-WAYS = (beside_a_base, rebalanced, orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest, norm_of_ones,
-        by_value, by_hand, each_group, metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
+WAYS = (beside_a_base, rebalanced, orthogonal, of_some, plain, accumulate, scaled, scaled_alone, autocast, greatest,
+        norm_of_ones, by_value, by_hand, each_group, metrics, right_answers, in_a_closure, noisy, if_finite, balanced)
 
 
 # What stands between steps: of a training, before step ``number``.
