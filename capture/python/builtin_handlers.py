@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import abc
 import functools
-import inspect
 import json
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, _get_protocol_attrs, cast  # type: ignore[attr-defined]  # (3.11 to 3.15)
 
 import torch
 
@@ -46,8 +45,6 @@ from .parts import CallParts
 from .substitutes import largest, smallest
 
 FLOATING = (float, complex, torch.SymFloat)
-EMPTY = runtime_checkable(type("Empty", (Protocol,), {"__annotations__": {}}))
-NO_MEMBERS = frozenset(vars(EMPTY)) | {"__slots__"}  # of a protocol
 
 
 def is_added_in_c(kind: type) -> bool:
@@ -102,12 +99,13 @@ class BuiltinHandlers(CallParts):
 
     def has_members(self, value: Any, protocol: type) -> bool:
         """``isinstance`` of a protocol, which asks for attributes of the object itself (Lib/typing.py)."""
-        answer = is_kind(value, protocol)  # (a TypeError where it may not be asked)
-        bases = [base for base in protocol.__mro__ if vars(base).get("_is_protocol") and base is not Protocol]
-        names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))} - NO_MEMBERS
-        if all([self.attributes.has(value, name) for name in sorted(names)]) is not answer:
+        type(protocol).__instancecheck__(protocol, None)  # a TypeError where it may not be asked
+        names = sorted(_get_protocol_attrs(protocol))
+        found = all([self.attributes.has(value, name) for name in names])
+        # What counts as data of an object differs between Pythons.
+        if not all(callable(getattr(protocol, name, None)) for name in names) or is_kind(value, protocol) is not found:
             raise Break("isinstance() of a protocol", protocol.__qualname__, "ask for the attributes themselves")
-        return answer
+        return found
 
     def answers_for_class(self, kind: type) -> bool:
         """Whether Python code says what ``__class__`` of the type's objects is, as that of proxies and mocks does."""
