@@ -179,9 +179,7 @@ class Loops:
         if not count:
             return
         place, asked = (list(frame.stack), frame.pc), frame.stack[-count:]
-        if not any(on_values(v) or self.arithmetic.decides(v) for v in asked):
-            return
-        if not all(on_values(v) or type(v) in COMPARED for v in asked):
+        if not any(map(self.is_of_data, asked)) or not all(self.is_of_data(v) or type(v) in COMPARED for v in asked):
             return
         condition = asked[0]
         if count == 2:
@@ -200,6 +198,10 @@ class Loops:
         for loop in self.open[number:]:
             if loop.frame is frame and loop.start == jump:
                 loop.place = place
+
+    def is_of_data(self, value: Any) -> bool:
+        """Whether what a comparison of it gives may be on values; how many items that has is asked of the result."""
+        return issubclass(type(value), TensorProxy) or on_values(value) or self.arithmetic.decides(value)
 
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
