@@ -171,12 +171,24 @@ class Calls(Core):
             set_annotations(function, value)
         elif flag == 16:
             function.__annotate__ = value  # type: ignore[attr-defined]
+            if ANNOTATE_IS_NAMED:
+                value.__qualname__ = f"{function.__qualname__}.__annotate__"
         else:  # the compiler emits it first: there is nothing else to copy but by hand
             code, defaults, kwdefaults = function.__code__, function.__defaults__, function.__kwdefaults__
             made = self.make_function(frame, code, defaults, kwdefaults, None, value)
             copy_annotations(function, made)
             function = made
         return function
+
+
+def is_annotate_named() -> bool:
+    """Whether the function that makes a function's annotations is named after it: Python is asked."""
+    names: dict[str, Any] = {}
+    exec(compile("def f(x: 0): ...", __file__, "exec", dont_inherit=True), names)
+    return getattr(getattr(names["f"], "__annotate__", None), "__qualname__", "").startswith("f.")
+
+
+ANNOTATE_IS_NAMED = is_annotate_named()
 
 
 def copy_annotations(function: FunctionType, to: FunctionType) -> None:

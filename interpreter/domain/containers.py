@@ -295,10 +295,12 @@ class Containers(Core):
         return tuple(values)
 
     def set_add(self, target: set[Any], value: Any) -> None:
+        if not issubclass(type(target), set):  # a program's own `__conditional_annotations__` (3.14)
+            raise TypeError(f"{type_name(type(target))!r} object is not a set")
         if type(value) in PLAIN:
-            target.add(value)
+            set.add(target, value)
         else:
-            self.native(target.add, value)
+            self.native(set.add, target, value)
 
     def set_update(self, target: set[Any], values: Any) -> None:
         if type(values) in EXACT:
