@@ -59,7 +59,7 @@ class OfThread(type):
 def strictly() -> Iterator[None]:
     """A warning of this thread's is raised, and does not count as shown. (``catch_warnings`` makes Python forget which
     have been, and another thread may begin or end one meanwhile: the list is held.)"""
-    filters: list[Any] = warnings.filters  # type: ignore[attr-defined]
+    filters: list[Any] = vars(warnings)["filters"]
     entry = ("error", None, OfThread("Strict", (Warning,), {"thread": threading.get_ident()}), None, 0)
     filters.insert(0, entry)
     try:
