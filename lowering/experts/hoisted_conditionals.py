@@ -252,9 +252,10 @@ def open_branches(work: Work, branches: list[fx.Node]) -> tuple[list[Opened], di
     return found, refused
 
 
-def settle_branches(work: Work, opened: list[Opened]) -> None:
-    """Those whose expert became part of an operator lose their branch; the others are as they were."""
-    replaced = set(work.loose)
+def settle_branches(work: Work, opened: list[Opened], replaced: set[fx.Node]) -> None:
+    """Those whose expert became part of an operator lose their branch; the others are as they were. replaced: what
+    operators took the place of."""
+    there = set(work.gm.graph.nodes if opened else ())
     for one in opened:
         lowered = one.down in replaced
         for result in one.results:
@@ -263,7 +264,7 @@ def settle_branches(work: Work, opened: list[Opened]) -> None:
             else:
                 one.down.replace_all_uses_with(result)
         if lowered:
-            work.loose += one.branch_inputs
+            work.loose += [node for node in one.branch_inputs if node in there]
             if one.rest is None:
                 work.gm.graph.erase_node(one.branch)
             continue
@@ -293,6 +294,11 @@ def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[f
         node.args = (ran, *node.args[1:])
 
 
+def rows_of(down: fx.Node) -> list[fx.Node] | None:
+    """The rows behind a down-projection, however many axes they have."""
+    return expert_rows(down, rank_of(down))
+
+
 class Opening:
     """Opens one branch. Raises NoExperts."""
 
@@ -304,7 +310,7 @@ class Opening:
         self.modules: list[str] = []
         self.asked: Any = None  # the condition, once it is known outside
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
-        downs = [node for node in calls if expert_rows(node)]
+        downs = [node for node in calls if rows_of(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
         self.writes = [node for node in calls if writes_into(node)]
         if len(downs) != 1 or not self.skips or not (call["carried"] or self.writes):
@@ -326,7 +332,7 @@ class Opening:
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
-        before, table, wanted = len(self.made), dict(self.table), expert_rows(self.down) or []
+        before, table, wanted = len(self.made), dict(self.table), rows_of(self.down) or []
         try:
             self.ask()
             for rows in wanted:
@@ -338,7 +344,7 @@ class Opening:
             if not self.find(wanted):
                 raise difference
         asked = self.asked
-        for node in [node for node in self.body.nodes if node in inside(self.down)]:
+        for node in [node for node in self.body.nodes if node in inside(self.down, rows_of)]:
             if node not in self.table:
                 self.copy(node)
         down = self.table[self.down]
@@ -461,7 +467,7 @@ class Opening:
         ends = [self.body.output_node(), *self.skips, *self.writes]
         needed = computed_of(ends, lambda node: () if node is self.down else node.all_input_nodes)
         drawn = [node for node in needed if node is not self.down and draws(node)]
-        if drawn and set(drawn) & inside(self.down):
+        if drawn and set(drawn) & inside(self.down, rows_of):
             raise Differ("what dropout gives is used beside the expert's result", drawn[0])
         for node in self.body.find_nodes(op="placeholder"):
             table[node] = copy_node(body, node, table.__getitem__)

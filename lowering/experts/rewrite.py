@@ -139,9 +139,12 @@ def replace_all(work: Work) -> None:
             work.regions.append(region)
         flat = flatten_rows(work)
         cut, left = cut_behind_exits(work)
-        replace_blocks(work, failed, left | {one.down: one.asked for one in opened})
+        asked = left | {one.down: one.asked for one in opened}
+        asked |= {made: asked[one.node] for one in flat if one.node in asked for made in (one.core, one.result)}
+        replace_blocks(work, failed, asked)
+        replaced = set(work.loose)
         provisional.settle(work, [*flat, *cut])
-        settle_branches(work, opened)
+        settle_branches(work, opened, replaced | {one.node for one in flat if one.core in replaced})
     gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
         write_out_of_place(work)
@@ -374,7 +377,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
         forget(work.gm, before, modules)
         work.regions, work.loose = regions, loose
         return
-    settle_branches(work, opened)
+    settle_branches(work, opened, set(work.loose))
     for name, value in vars(found[0]).items():
         if name not in ("file", "line", "idiom"):
             setattr(region, name, value)

@@ -248,7 +248,7 @@ class EachExpert(Routed):
         return out
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class TwoOfEach(EachExpert):
     """two numbers have one expert: `self.experts[e // 2]`"""
 

@@ -56,6 +56,27 @@ def running_sum_of_an_array(x, moe):
 
 
 @into(RIGHT)
+def on_rows_of_two_axes(x, moe):
+    weight, index = moe.route(x)
+    pairs = torch.stack((x, x * 0.5), 1)
+    out = torch.zeros_like(pairs)
+    for e in range(E):
+        mask = index[:, 0] == e
+        if mask.any():
+            out[mask] = moe.experts[e](pairs[mask]) * weight[mask, 0][:, None, None]
+    return out.sum(1)
+
+
+@into(RIGHT)
+def beside_experts_of_slots(x, moe):
+    """Whose rows have several axes: what is written otherwise for these is settled first."""
+    weight, index = moe.route(x)
+    gates = x.new_zeros((len(x), E)).scatter(1, index, weight)
+    slots = torch.einsum("te,td->ed", gates, x)[:, None, None].expand(-1, 1, 2, -1)
+    return running_sum_of_an_array(x, moe) + torch.stack([m(s) for m, s in zip(moe.mlps, slots, strict=True)]).sum()
+
+
+@into(RIGHT)
 def with_biases(x, moe):
     weight, _, counts, order, rows = routed(x, moe)
     parts, start = [], 0
