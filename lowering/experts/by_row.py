@@ -9,6 +9,7 @@ The rows lie in the order in which the iterations would run, and so are sums tak
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.rules_rows import ADDED
 from moebius.lowering.operators import PRODUCTS, Call, draws, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import certain, computed_of, shape_of, tensor_of
+from moebius.lowering.values import certain, computed_of, dtype_of, shape_of, tensor_of
 
 FLOATS = proof.FLOATS
 # Operators whose result is their argument, where the two have one fact.
@@ -161,31 +162,28 @@ def as_many(claim: ByRow) -> Fault | None:
     return None
 
 
+def projections(claim: ByRow) -> Iterator[tuple[fx.Node, Any, set[torch.dtype]]]:
+    """(node, its dtype, those of its operands) of each projection."""
+    for node in claim.nodes:
+        if (call := read_call(node)) is not None and call.name in PRODUCTS:
+            operands = filter(None, map(dtype_of, node.all_input_nodes))
+            yield node, dtype_of(node), set(operands)
+
+
 def autocast_of(claim: ByRow) -> torch.dtype | None:
     """What autocast makes of a projection's operands where the iterations run under it; the loop stands where they
     do."""
-    for node in claim.nodes:
-        call, result = read_call(node), tensor_of(node)
-        if call is None or call.name not in PRODUCTS or result is None or result.dtype.itemsize != 2:
-            continue
-        dtypes = {value.dtype for one in node.all_input_nodes if (value := tensor_of(one)) is not None}
-        if torch.float32 in dtypes and dtypes <= {torch.float32, result.dtype}:
-            return result.dtype
-    return None
+    narrow = ((own, found) for _, own, found in projections(claim) if own is not None and own.itemsize == 2)
+    return next((own for own, found in narrow if torch.float32 in found <= {torch.float32, own}), None)
 
 
 def one_dtype(claim: ByRow) -> Fault | None:
     """Each projection is computed in the dtype of its operands, or in autocast's, and all in floating point."""
-    for node in claim.nodes:
-        call = read_call(node)
-        if call is None or call.name not in PRODUCTS:
-            continue
-        dtypes = {value.dtype for one in node.all_input_nodes if (value := tensor_of(one)) is not None}
-        result = tensor_of(node)
-        if result is None or result.dtype not in FLOATS:
+    for node, own, found in projections(claim):
+        if own not in FLOATS:
             return "a projection is not in floating point", node
-        if dtypes != {result.dtype} and autocast_of(claim) != result.dtype:
-            return f"a projection in {result.dtype} is of {', '.join(map(str, dtypes))}", node
+        if found != {own} and autocast_of(claim) != own:
+            return f"a projection in {own} is of {', '.join(map(str, found))}", node
     return None
 
 
