@@ -214,8 +214,8 @@ class Captured:
             return "its arguments do not fit"  # it raises the TypeError that says so
         if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
             return "torch.jit traces it"
-        if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
-            return "it runs inside of a checkpoint that runs natively"
+        if torch_private.saving_is_seen(by_checkpoints_alone=self.root):
+            return "it runs inside of a checkpoint that runs natively, or under hooks on saved tensors"
         if (name := replaced()) is not None:
             tell_of_a_replacement(self.function.__qualname__, name)
             return f"{name} was replaced"
@@ -348,7 +348,7 @@ class Captured:
         found = trace(request, self.assumptions)
         if not self.root:
             text = "not in a checkpoint that runs natively"
-            found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
+            found.guards.answers("torch.utils.checkpoint", text, (torch_private.saving_is_seen, False))
         try:
             average_what_it_met(found, self.function, self.options, self.root)
             return build(found, self.options, self, self.deferred_state, started)

@@ -494,10 +494,16 @@ def is_default_device(device: torch.device) -> bool:
     return device == torch.device("cpu") and not torch._C._len_torch_function_stack()
 
 
-def in_checkpoint() -> bool:
-    """Whether the hooks that are on for saved tensors are those of ``torch.utils.checkpoint``."""
+def saving_is_seen(by_checkpoints_alone: bool = False) -> bool:
+    """Whether hooks on saved tensors are on that see which these are, or run the program's code between operators:
+    ``torch.utils.checkpoint``'s, which compares what it saves twice, and all that are not torch's own."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # True: also where torch itself traces
-    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    if hooks is None:
+        return False
+    if hooks[0].__module__ == "torch.utils.checkpoint":
+        return True
+    own = (type(hook) is not types.FunctionType or not hook.__module__.startswith("torch.") for hook in hooks)
+    return not by_checkpoints_alone and any(own)
 
 
 READERS: dict[str, Callable[[], Any]] = {

@@ -365,6 +365,16 @@ def step(m, x):
     z.sum().backward()
     return z.detach()
 """),
+    "saved tensors' hooks that write": one("""
+def step(m, x):
+    def pack(t):
+        WRITE(m.s, 7)
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = (x * m.w).sin() * READ(m.s)
+    y.sum().backward()
+    return y.detach()
+"""),
     "saved tensors' hooks": one("""
 def step(m, x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * READ(m.s)):

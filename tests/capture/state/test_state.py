@@ -47,6 +47,7 @@ MENDED = (
     ("parameter's copy", "cached, no arguments"),
     ("thread's attribute", "cached, no arguments"),
     ("descriptor that only sets", "straight"),
+    ("list insert", "saved tensors' hooks that write"),
 )
 
 
