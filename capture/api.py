@@ -9,7 +9,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -21,7 +21,7 @@ from moebius.lowering.sync_points import sync_points
 from .bytecode.user_code import SHOWS, shown_code
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
-from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
+from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, tell_before_it_goes
 from .cache.generators import RUNS_AS_PYTHON, driven, is_driven
 from .cache.recompiles import shown
 from .errors import NotCapturableError, OptionError
@@ -188,7 +188,7 @@ class CapturedModule:
             return module(*args, **kwargs)
 
         call.__qualname__ = type(module).__qualname__  # in reports, as is its place
-        vars(call)[SHOWS] = getattr(type(module).forward, "__code__", call.__code__)
+        vars(call)[SHOWS] = getattr(getattr(type(module), "forward", call), "__code__", call.__code__)
         self.__dict__["__wrapped__"] = module
         self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)
@@ -342,34 +342,45 @@ def report_of(captured: Captured) -> Report:
     report = new_report(captured)
     if captured.given_up:
         report.status, report.why = "native", captured.given_up
-    a_call = graphs_of_a_call([captured, *captured.below_native], {id(one): one for one in captured.family()})
-    report.calls = captured.entry.hits, captured.entry.hits + captured.entry.misses, a_call
+    family = {id(one): one for one in captured.family()}
+    run = {id(one): one for one in run_by_a_call([captured, *captured.below_native], family)}
+    graphs = sum(segment.graph is not None for segment in run.values())
+    report.calls = captured.entry.hits, captured.entry.hits + captured.entry.misses, graphs
+    costs = {cause(one.graph_break) for one in run.values() if one.graph_break is not None and one.native is not None}
+    report.newest = []
     for member in captured.family():
         segments = member.segments or member.left
         for segment in segments:
+            guards, regions = len(report.guards), len(report.expert_regions)
             add_segment(report, segment, member)
-            if segment.graph_break is not None:
+            if id(segment) in run:
+                report.newest += report.guards[guards:] + report.expert_regions[regions:]
+            if (stopped := segment.graph_break) is not None:
                 took = None if segment.native is None else segment.native.seconds
-                report.breaks.append(with_cost(segment.graph_break, took))
+                counts = id(segment) in run or cause(stopped) not in costs
+                costs.add(cause(stopped))  # (of two captures for different calls one costs something in each)
+                report.breaks.append(with_cost(stopped, took if counts else None))
         if segments and segments[-1].whole:
             report.count("captured", segments[-1].counts)
     report.recompiles = captured.stats().recompiles
     return report
 
 
-def graphs_of_a_call(members: Iterable[Captured | None], family: dict[int, Captured]) -> int:
-    """How many graphs the newest captures run as: of these members, and of what goes on after their breaks. family: by
-    id, those that are not counted yet; a continuation that was not captured goes on as an equal one."""
-    count = 0
+def cause(item: GraphBreak) -> tuple[str, str, str, int]:
+    return item.reason, item.detail, item.file, item.line
+
+
+def run_by_a_call(members: Iterable[Captured | None], family: dict[int, Captured]) -> Iterator[Segment]:
+    """The newest captures: of these members, and of what goes on after their breaks. family: by id, those that were not
+    met yet; a continuation that was not captured goes on as an equal one."""
     for member in members:
         if member is not None and not member.segments and not member.left:
             code = member.function.__code__
             member = next((one for one in family.values() if one.segments and one.function.__code__ == code), None)
         if member is not None and family.pop(id(member), None) is not None:
             newest = (member.segments or member.left)[-1]
-            count += newest.graph is not None
-            count += graphs_of_a_call([ref() for ref in newest.continuations], family)
-    return count
+            yield newest
+            yield from run_by_a_call([ref() for ref in newest.continuations], family)
 
 
 def stats(target: Any) -> Stats:
@@ -402,6 +413,8 @@ def reset() -> None:
     from .hook import forget_frames
 
     forget_frames()
+    for captured in list(ROOTS):
+        tell_before_it_goes(captured)
     for captured in list(ALL):
         captured.reset()
     torch_fakes.forget_fakes()

@@ -210,6 +210,15 @@ class Counter:
         for key, count in self.since(mark).items():
             self.add(key, -count)
 
+    @contextlib.contextmanager
+    def counted_before(self) -> Iterator[None]:
+        """For what is interpreted once more, and runs as often as it was counted."""
+        before = self.mark()
+        try:
+            yield
+        finally:
+            self.back_to(before)
+
     def since(self, mark: dict[int, int]) -> dict[int, int]:
         """What was counted since then."""
         return {k: n for k, known in self.tallies.items() if (n := known.count - mark.get(k, 0))}

@@ -113,7 +113,7 @@ def note_gone(captured: Captured, segment: Segment) -> None:
 @contextlib.contextmanager
 def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
     """For the call of a captured function in its body: the record of it, complete once the body has ended. every: all
-    captured functions, since one that is not below this one now may be by then (again)."""
+    captured functions: Python that runs in the call may call any of them, and one may come to stand below this one."""
     known = [*every]
     record, outer = CallRecord(), OPEN.record
     record.before = {(id(one.entry), id(p)): hits for one in known for p, _, hits in one.entry.targets}
@@ -128,14 +128,16 @@ def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
     finally:
         OPEN.record, REPORTED.left = outer, outside
         record.native = tracer.found()
-        record.runs = list(runs_of(root, record))
+        record.runs = list(runs_of([*root.family(), *every], record))
         record.why_native = why_native(root, record)
 
 
-def runs_of(root: Captured, record: CallRecord) -> Iterator[Runs]:
-    """Which segments have run, and how often: those that were captured ran once, and as often as they were hit then."""
+def runs_of(members: Iterable[Captured], record: CallRecord) -> Iterator[Runs]:
+    """Which segments have run, and how often: those that were captured ran once, and as often as they were hit then.
+    members: all that may have, in order; one may stand there twice."""
     cold = {id(one.segment): (one.captured, one.segment, 0) for one in record.cold if one.segment is not None}
-    here = [(one, each, record.hits_of(one, each)) for one in root.family() for each in one.segments]
+    once = {id(one): one for one in members}.values()
+    here = [(one, each, record.hits_of(one, each)) for one in once for each in one.segments]
     seen = set()
     for captured, segment, hits in [*here, *record.gone, *cold.values()]:
         count = hits + (id(segment) in cold and id(segment) not in seen)

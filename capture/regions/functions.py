@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -268,9 +269,10 @@ class AutogradFunctions(SubgraphTracer):
     ) -> list[Made]:
         """Backward's graphs. Autocast casts where backward runs, which is not where the function is called: backward is
         interpreted under the one here, under the one that the step began with, and under none."""
-        made = []
+        counter, made = self.domain.counter, list[Made]()
         for state in states or dict.fromkeys((autocast_now(), *self.gradients.casts)):
-            with self.scope() as scope, torch_private.autocast_as(state):
+            counted = counter.counted_before() if made or states else nullcontext()
+            with counted, self.scope() as scope, torch_private.autocast_as(state):
                 gradients = self.backward(cls, ctx, outputs, passed, args)
                 scope.graph.output(tuple(self.writer.argument(g) for g in gradients))
                 put_back_mode(scope.graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .model import Findings
 from .records import Guard
 
 OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
@@ -20,12 +21,12 @@ class GuardGroup:
 
     owner: str
     guards: list[Guard] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)  # of those that a call passes, where they were timed
 
     @property
     def cost_ns(self) -> float | None:
-        """What all of them cost a call; None where none was timed."""
-        costs = [guard.cost_ns for guard in self.guards if guard.cost_ns is not None]
-        return sum(costs) if costs else None
+        """What they cost a call; None where none was timed."""
+        return sum(self.costs) if self.costs else None
 
 
 def owner_of(guard: Guard) -> str:
@@ -41,10 +42,14 @@ def owner_of(guard: Guard) -> str:
     return f"{name} state" if source.startswith((f"{name}.state[", f"{name}.state.")) else name
 
 
-def guard_groups(guards: list[Guard]) -> list[GuardGroup]:
+def guard_groups(report: Findings) -> list[GuardGroup]:
     """The most expensive first, then the largest."""
     made: dict[str, GuardGroup] = {}
-    for guard in guards:
+    passed = set(map(id, report.of_a_call(report.guards)))
+    for guard in report.guards:
         owner = LOCAL.sub(r"\1", owner_of(guard))  # (a break leaves the same value by its expression)
-        made.setdefault(owner, GuardGroup(owner)).guards.append(guard)
+        group = made.setdefault(owner, GuardGroup(owner))
+        group.guards.append(guard)
+        if guard.cost_ns is not None and id(guard) in passed:
+            group.costs.append(guard.cost_ns)
     return sorted(made.values(), key=lambda group: (-(group.cost_ns or 0.0), -len(group.guards)))

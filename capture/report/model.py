@@ -38,7 +38,8 @@ class Findings:
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
     captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
     (its first run, where it was captured), with what looking at it added. searches: regions of one graph, and what
-    looks for what keeps one of them a loop, for so many seconds.
+    looks for what keeps one of them a loop, for so many seconds. newest: of a report of all calls so far, the guards
+    and expert regions of the captures that a call runs; None: it is of one call.
     """
 
     result: Any = None
@@ -61,6 +62,14 @@ class Findings:
     calls: tuple[int, int, int] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     searches: list[tuple[list[ExpertRegion], Search]] = field(default_factory=list)
+    newest: list[Any] | None = None
+
+    def of_a_call(self, items: list[Any]) -> list[Any]:
+        """Those of the guards or of the expert regions that one call comes to."""
+        if self.newest is None:
+            return items
+        known = set(map(id, self.newest))
+        return [item for item in items if id(item) in known]
 
     def count(self, how: str, counts: Counts, times: int = 1) -> None:
         """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""

@@ -148,8 +148,8 @@ def chapter(report: Findings, index: int) -> str:
 def tiles(report: Findings) -> str:
     """The figures that a reader wants first."""
     regions = report.expert_regions
-    known = [region.saved_bytes for region in regions if region.saved_bytes is not None]
-    costs = [guard.cost_ns for guard in report.guards if guard.cost_ns is not None]
+    known = [one.saved_bytes for one in report.of_a_call(regions) if one.saved_bytes is not None]
+    costs = [guard.cost_ns for guard in report.of_a_call(report.guards) if guard.cost_ns is not None]
     made = [
         tile(
             str(len(report.graphs)),
@@ -449,7 +449,7 @@ def recompiles(report: Findings) -> str:
 
 def guards(report: Findings) -> str:
     """What they look at, the dearest first; then each of them, in rows that a script makes of compact data."""
-    groups = guard_groups(report.guards)
+    groups = guard_groups(report)
     summary: list[Sequence[tuple[str, str | float | None]]] = [
         [
             text_cell(as_written(group.owner), "mono"),

@@ -229,7 +229,7 @@ def sync_points(report: Findings, width: int) -> Group | None:
 def guards(report: Findings, width: int) -> Group | None:
     if not report.guards:
         return None
-    groups = guard_groups(report.guards)
+    groups = guard_groups(report)
     made = table("what they look at", "guards", "slowest", "asked at", "a call", right=("guards", "a call"))
     places = [place(guard.file, guard.line) for group in groups[:GROUPS_SHOWN] for guard in group.guards]
     room = max(width - max(map(cell_len, places)) - ROOM_OF_NUMBERS, 24)  # one line each
@@ -242,12 +242,11 @@ def guards(report: Findings, width: int) -> Group | None:
         made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
     left = groups[GROUPS_SHOWN:]
     said = [f"{plural(sum(len(group.guards) for group in left), 'more guard')} of other kinds; "] if left else [""]
-    if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
-        total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
-        several = report.calls is not None and len(report.graphs) > report.calls[2]
-        how = "for those of all captures together: a call passes those of one" if several else "a call"
-        which = "all guards" if len(timed) == len(report.guards) else f"those {len(timed)} that were timed"
-        said.append(f"{which} together {total} {how}")
+    if timed := [cost for group in groups for cost in group.costs]:
+        passed = report.of_a_call(report.guards)
+        which = "all guards" if len(timed) == len(passed) else f"those {len(timed)} that were timed"
+        which = which if len(passed) == len(report.guards) else f"the {len(passed)} guards of the newest capture"
+        said.append(f"{which} together {duration(sum(timed) * 1e-9)} a call")
     return Group(made, Text("".join(said).removesuffix("; "), style="dim")) if "".join(said) else Group(made)
 
 

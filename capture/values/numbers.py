@@ -91,6 +91,9 @@ class Number(RuntimeNumber):
 
     def refuse(self, *_: Any) -> NoReturn:
         kind = "an int" if self.kind is int else f"a {self.kind.__name__}"
+        if self.known:  # it comes from the call's inputs alone
+            met = f"Python needs the value of {kind} that is another one in each call"
+            raise Break("value that varies from call to call", met, "make it a tensor, or keep it out of the step")
         raise Break(
             "tensor read as a number",
             f"Python needs the value of {kind} that the graph computes",

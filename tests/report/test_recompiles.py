@@ -15,6 +15,7 @@ import torch
 from moebius import capture, disable, explain, stats
 from moebius.guards.sources import LEFT, as_written
 from moebius.report.groups import LIBRARIES, guard_groups
+from moebius.report.model import Findings
 from moebius.report.records import Guard
 
 X = torch.ones(3)
@@ -208,7 +209,7 @@ def test_guards_are_grouped_by_what_they_look_at() -> None:
         Guard("G(moebius.python.substitutes)['torch'].autograd", "the same", "a.py", 1, 2.0),
         Guard("builtins", "22 entries", "a.py", 1, 2.0),
     ]
-    groups = guard_groups(guards)
+    groups = guard_groups(Findings(guards=guards))
     assert [(group.owner, len(group.guards), group.cost_ns) for group in groups] == [
         ("optimizer state", 2, 12.0), (LIBRARIES, 2, 4.0), ("optimizer", 1, 1.0), ("G(__main__)['cfg']", 1, None),
     ]  # fmt: skip
@@ -313,7 +314,7 @@ def test_several_places_and_expressions_are_owners_of_their_own() -> None:
         "L['y']": "y", "L['y'].shape[0]": "y", "y": "y", "y + id(y)*0": "y + id(y)*0", "id(y)": "id(y)",
         "L['k'], L['cfg'].limit": "k, L['cfg'].limit", "G(__main__)['t'].a": "G(__main__)['t']",
     }  # fmt: skip
-    assert {source: guard_groups([Guard(source, "", "", 0)])[0].owner for source in found} == found
+    assert {source: guard_groups(Findings(guards=[Guard(source, "", "", 0)]))[0].owner for source in found} == found
     assert as_written("G(__main__)") == "the globals of __main__" and as_written("G(a.b)['c'].d") == "c.d"
 
 

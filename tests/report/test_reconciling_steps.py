@@ -13,7 +13,7 @@ from fuzz.choices import SeededChoices
 from reconciling import outcome_of_steps, plain_counts, reported_counts
 from steps.grammar import generate
 
-from moebius import capture, disable, explain
+from moebius import capture, disable, explain, reset
 from moebius.bytecode import reported
 from moebius.trace import failures
 
@@ -167,3 +167,66 @@ def test_captures_that_share_what_goes_on_behind_a_break() -> None:
     for n in (1, 3, 4, 1, 3, 4, 5, 1, 5):
         report = explain(captured)(x, n)
         assert reported_counts(report) == plain_counts(breaks_once_more, x, n)
+
+
+@capture
+def nested(x: torch.Tensor, seen: list) -> torch.Tensor:
+    y = helper(x)
+    seen.append(opaque(len(seen)))
+    return helper(y) - 1
+
+
+@disable
+def opaque(number: int) -> int:
+    return number
+
+
+@disable
+def natively(x: torch.Tensor, seen: list) -> torch.Tensor:
+    return nested(x, seen) + nested(x, seen)
+
+
+def calls_it(x: torch.Tensor, seen: list) -> torch.Tensor:
+    return nested(nested(x, seen) + 1, seen)
+
+
+def calls_it_below_native(x: torch.Tensor, seen: list) -> torch.Tensor:
+    return natively(helper(x), seen)
+
+
+def calls_it_in_a_loop(x: torch.Tensor, seen: list) -> torch.Tensor:
+    for _ in range(3):
+        x = nested(x, seen) if opaque(1) else x
+    return x
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("step", [calls_it, calls_it_below_native, calls_it_in_a_loop])
+def test_what_is_captured_by_itself_counts_in_the_call_around_it(step: Callable[..., Any], warm: bool) -> None:
+    captured, x = capture(step), torch.ones(3)
+    reset()
+    if warm:
+        nested(x, [])
+        captured(x, [])
+    for _ in range(3):
+        report = explain(captured)(x, [])
+        assert reported_counts(report) == plain_counts(step, x, [])
+        assert len(report.breaks) >= 2
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_backward_that_runs_once_counts_once(times: int, autocast: bool) -> None:
+    """Capture interprets it for each autocast that it may run under, and again as it runs."""
+
+    def step(w: torch.Tensor) -> torch.Tensor:
+        y = w * 2
+        for _ in range(times):
+            with torch.autocast("cpu", enabled=autocast):
+                y = Doubled.apply(y)
+        y.sum().backward()
+        return y.detach()
+
+    report = explain(capture(step))(torch.ones(3, requires_grad=True))
+    assert report.in_loops and not report.breaks
+    assert reported_counts(report) == plain_counts(step, torch.ones(3, requires_grad=True))
