@@ -4,7 +4,7 @@ What may live here: plain records, and their rendering. Nothing here captures, l
 imports torch, so a report can be made, read and tested anywhere.
 """
 
-from .records import Coverage, GraphBreak, Guard, Recompile, Stats
+from .records import GraphBreak, Guard, Recompile, Stats
 from .report import Report
 
-__all__ = ["Coverage", "GraphBreak", "Guard", "Recompile", "Report", "Stats"]
+__all__ = ["GraphBreak", "Guard", "Recompile", "Report", "Stats"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import html
+import itertools
 import linecache
 from collections import Counter
 from dataclasses import dataclass, field
@@ -117,22 +118,9 @@ def by_function(text: str, states: dict[int, str]) -> dict[tuple[str, int, int],
 def fold(lines: list[tuple[int, str, str | None]]) -> list[tuple[int, str, str | None] | None]:
     """Replace the middle of each long run of unmarked lines by None."""
     folded: list[tuple[int, str, str | None] | None] = []
-    run: list[tuple[int, str, str | None]] = []
-
-    def close() -> None:
-        if len(run) > FOLD_ABOVE:
-            folded.extend([*run[:FOLD_KEEPS], None, *run[-FOLD_KEEPS:]])
-        else:
-            folded.extend(run)
-        run.clear()
-
-    for line in lines:
-        if line[2] is None:
-            run.append(line)
-        else:
-            close()
-            folded.append(line)
-    close()
+    for is_unmarked, group in itertools.groupby(lines, lambda line: line[2] is None):
+        run = list(group)
+        folded += [*run[:FOLD_KEEPS], None, *run[-FOLD_KEEPS:]] if is_unmarked and len(run) > FOLD_ABOVE else run
     return folded
 
 

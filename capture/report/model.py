@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..bytecode.counting import Counts, add
 from ..bytecode.expressions import excerpt_of
 from .codes import code_of
-from .records import Coverage, GraphBreak, Guard, Recompile, counted
+from .records import WAYS, GraphBreak, Guard, Recompile, counted
 from .schema import VERSION
 from .stays import RegionRow, Search, Stays, stays_of
 from .words import duration, place, plural, region_row
@@ -33,7 +33,8 @@ class Findings:
     branch over data that a graph says with one node, or are run by a backward (hooks, an ``autograd.Function``'s
     backward, what a checkpoint runs again); each was counted once, however often the call runs it. name: what the
     callable is called; file, line: where it is defined.
-    lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
+    lines: file -> line -> how it ran, of several ways the weakest, for the source listing; :meth:`source_lines` adds
+    what graphs and breaks know.
     recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
     captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
@@ -50,7 +51,7 @@ class Findings:
     guards: list[Guard] = field(default_factory=list)
     expert_regions: list[ExpertRegion] = field(default_factory=list)
     sync_points: list[SyncPoint] = field(default_factory=list)
-    coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
+    coverage: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     functions: dict[tuple[str, str, int], dict[str, int]] = field(default_factory=dict)
     counting_stopped: bool = False
     in_loops: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -74,19 +75,41 @@ class Findings:
     def count(self, how: str, counts: Counts, times: int = 1) -> None:
         """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
         for function, number in counts.functions.items():
-            known = self.functions.setdefault(function, Coverage().as_dict())
+            known = self.functions.setdefault(function, dict.fromkeys(WAYS, 0))
             known[how] += number * times
             self.coverage[how] += number * times
         add(self.in_loops, counts.in_loops, times)
-        coverage = Coverage(lines=self.lines)
         for file, lines in counts.lines.items():
-            for line in lines:
-                coverage.mark(file, line, how)
+            known_lines = self.lines.setdefault(file, {})
+            known_lines.update({line: max(how, known_lines.get(line, how), key=WAYS.index) for line in lines})
 
     @property
     def verdict(self) -> str:
-        """What became of the call, in one sentence."""
-        return verdict(self)
+        """One sentence: whether the call is one graph, what stands in the way, and what changed."""
+        if self.status == "native":
+            return f"NOT captured: {self.why or 'the call ran as plain Python'}"
+        captures = len(self.graphs)
+        graphs = captures if self.calls is None else self.calls[2]
+        if not captures and not self.breaks:
+            without = "Captured, without a tensor operation in it"
+            said = without if self.functions else "NOT captured: nothing was called"
+        elif self.breaks:
+            slowest, _ = counted(self.breaks)[0]
+            runs = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
+            said = runs if captures else "Runs as Python, without a tensor operation in a graph; "
+            cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
+            where = place(slowest.file, slowest.line)
+            said += f"{'slowest break' if len(self.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"
+        else:
+            said = f"Runs as {'one graph' if graphs == 1 else f'{graphs} graphs'}{of_all(graphs, captures)}"
+        if refused := dict.fromkeys(place(one.file, one.line) for one in self.expert_regions if not one.lowered):
+            loops = {place(one.file, one.line) for one in self.expert_regions}
+            stay = "stays a loop" if len(refused) == 1 else "stay loops"
+            said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
+        if self.status == "recaptured" and self.recompiles:
+            last = next(item for item in self.recompiles if item.call == self.recompiles[-1].call)
+            said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
+        return said
 
     @property
     def how_called(self) -> str:
@@ -174,33 +197,6 @@ class Findings:
                 for file, known in self.source_lines().items()
             },
         }
-
-
-def verdict(report: Findings) -> str:
-    """One sentence: whether the call is one graph, what stands in the way, and what changed."""
-    if report.status == "native":
-        return f"NOT captured: {report.why or 'the call ran as plain Python'}"
-    captures = len(report.graphs)
-    graphs = captures if report.calls is None else report.calls[2]
-    if not captures and not report.breaks:
-        said = "Captured, without a tensor operation in it" if report.functions else "NOT captured: nothing was called"
-    elif report.breaks:
-        slowest, _ = counted(report.breaks)[0]
-        runs = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
-        said = runs if captures else "Runs as Python, without a tensor operation in a graph; "
-        cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
-        where = place(slowest.file, slowest.line)
-        said += f"{'slowest break' if len(report.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"
-    else:
-        said = f"Runs as {'one graph' if graphs == 1 else f'{graphs} graphs'}{of_all(graphs, captures)}"
-    if refused := dict.fromkeys(place(one.file, one.line) for one in report.expert_regions if not one.lowered):
-        loops = {place(one.file, one.line) for one in report.expert_regions}
-        stay = "stays a loop" if len(refused) == 1 else "stay loops"
-        said += f"; {len(refused)} of {plural(len(loops), 'expert loop')} {stay} ({next(iter(refused))})"
-    if report.status == "recaptured" and report.recompiles:
-        last = next(item for item in report.recompiles if item.call == report.recompiles[-1].call)
-        said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
-    return said
 
 
 def of_all(graphs: int, captures: int) -> str:

@@ -10,7 +10,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bytecode.expressions import Excerpt, excerpt_of
 from ..guards.sources import as_written
@@ -151,34 +151,29 @@ def tiles(report: Findings) -> str:
     known = [one.saved_bytes for one in report.of_a_call(regions) if one.saved_bytes is not None]
     costs = [guard.cost_ns for guard in report.of_a_call(report.guards) if guard.cost_ns is not None]
     made = [
+        tile(*counted_as(report.graphs, "graph"), f"cold {duration(report.cold_seconds)}"),
         tile(
-            str(len(report.graphs)),
-            "graph" if len(report.graphs) == 1 else "graphs",
-            f"cold {duration(report.cold_seconds)}",
-        ),
-        tile(
-            str(len(report.breaks)),
-            "graph break" if len(report.breaks) == 1 else "graph breaks",
+            *counted_as(report.breaks, "graph break"),
             "each with its line and a hint below" if report.breaks else report.how_called,
             "bad" if report.breaks or report.status == "native" else "good",
         ),
         captured_tile(report),
     ]
     if regions:
-        all_lowered = report.lowered == len(regions)
-        made.append(
-            tile(
-                f"{report.lowered}/{len(regions)}",
-                "expert loops lowered",
-                "to one grouped operator each",
-                "good" if all_lowered else "bad",
-            )
-        )
+        mood = "good" if report.lowered == len(regions) else "bad"
+        lowered = f"{report.lowered}/{len(regions)}"
+        made.append(tile(lowered, "expert loops lowered", "to one grouped operator each", mood))
     if known:
         made.append(tile(byte_size(sum(known)), "kept for backward", "by the expert regions, parameters excluded"))
     checked = f"{duration(sum(costs) * 1e-9)} a call" if costs else "checked on each call"
-    made.append(tile(str(len(report.guards)), "guard" if len(report.guards) == 1 else "guards", checked))
+    made.append(tile(*counted_as(report.guards, "guard"), checked))
     return "".join(made)
+
+
+def counted_as(items: list[Any], noun: str) -> tuple[str, str]:
+    """``("1", "graph")``, ``("2", "graphs")``."""
+    count, _, noun = plural(len(items), noun).partition(" ")
+    return count, noun
 
 
 def captured_tile(report: Findings) -> str:
@@ -270,16 +265,19 @@ def example(item: GraphBreak) -> str:
 
 
 def table(
-    head: Iterable[tuple[str, bool]], rows: Iterable[Sequence[tuple[str, str | float | None]]], kind: str = ""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[tuple[str, str | float | None]]],
+    numbers: Sequence[str] = (),
+    kind: str = "",
 ) -> str:
-    """A table. head: (title, is a number); rows: (HTML, value to sort by) a cell."""
-    columns = list(head)
-    titles = "".join(f"<th{NUMBER if number else ''}>{escape(title)}</th>" for title, number in columns)
+    """A table. rows: (HTML, value to sort by) a cell. numbers: the columns that hold them."""
+    classes = [NUMBER if column in numbers else "" for column in columns]
+    titles = "".join(f"<th{css}>{escape(column)}</th>" for css, column in zip(classes, columns, strict=True))
     lines = []
     for row in rows:
         cells = "".join(
-            f'<td{NUMBER if number else ""} data-sort="{"" if key is None else escape(str(key))}">{content}</td>'
-            for (content, key), (_, number) in zip(row, columns, strict=True)
+            f'<td{css} data-sort="{"" if key is None else escape(str(key))}">{content}</td>'
+            for (content, key), css in zip(row, classes, strict=True)
         )
         lines.append(f"<tr>{cells}</tr>")
     inside = f"<thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody>"
@@ -301,27 +299,11 @@ def regions(report: Findings) -> str:
             stays = report.stays.get(row, Stays(""))
             lines = "".join(map(shown_excerpt, stays.excerpts))
             became = (f'<span class="pill bad">loop</span> {escape(stays.sentence)}{lines}', "1")
-        place_cell = (f'<span class="place">{escape(where)}</span>{times}', where)
-        rows.append(
-            [
-                place_cell,
-                text_cell(idiom),
-                text_cell(experts),
-                text_cell(top_k),
-                became,
-                text_cell(kernel, "mono"),
-                text_cell(saved),
-            ]
-        )
-    head = [
-        ("loop", False),
-        ("written as", False),
-        ("experts", True),
-        ("top-k", True),
-        ("became", False),
-        ("kernel", False),
-    ]
-    return table([*head, ("kept for backward", True)], rows)
+        loop = (f'<span class="place">{escape(where)}</span>{times}', where)
+        written = map(text_cell, (idiom, experts, top_k))
+        rows.append([loop, *written, became, text_cell(kernel, "mono"), text_cell(saved)])
+    columns = ("loop", "written as", "experts", "top-k", "became", "kernel", "kept for backward")
+    return table(columns, rows, numbers=("experts", "top-k", "kept for backward"))
 
 
 def sync_points(report: Findings) -> str:
@@ -331,7 +313,7 @@ def sync_points(report: Findings) -> str:
         said = (escape(why) + shown_excerpt(excerpt_of(where)), why)
         rows.append([text_cell(place(*where[:2]), "place"), said, (f"{escape(operator)}{times}", operator)])
     left = f"<p>On a GPU the step waits there; not one CUDA graph: {escape(report.cuda_graph)}.</p>"
-    return table([("line", False), ("what", False), ("operator", False)], rows) + left
+    return table(("line", "what", "operator"), rows) + left
 
 
 def graphs(report: Findings) -> str:
@@ -443,8 +425,8 @@ def recompiles(report: Findings) -> str:
                 (escape(item.hint) + older, item.hint),
             ]
         )
-    heads = ("guard", "was", "became", "asked at", "call", "hint")
-    return times_again(report) + table([(head, head == "call") for head in heads], rows, "again")
+    columns = ("guard", "was", "became", "asked at", "call", "hint")
+    return times_again(report) + table(columns, rows, ("call",), "again")
 
 
 def guards(report: Findings) -> str:
@@ -462,7 +444,7 @@ def guards(report: Findings) -> str:
         count, cost = sum(len(group.guards) for group in left), sum(group.cost_ns or 0.0 for group in left)
         others = text_cell(f"{len(left)} others")
         summary.append([others, (str(count), count), (duration(cost * 1e-9), cost)])
-    made = table([("what they look at", False), ("guards", True), ("a call", True)], summary, "sortable")
+    made = table(("what they look at", "guards", "a call"), summary, ("guards", "a call"), "sortable")
     places = {place(guard.file, guard.line): None for guard in report.guards}
     at = {where: index for index, where in enumerate(places)}
     same: Counter[tuple[str, str, int]] = Counter()

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from .edits import Edit
 
 FAKES = "a fake of torch"  # whose word it was that the step raises
-# how a line ran, from best to weakest
-WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
+# How an instruction or a line ran, from best to weakest: a graph stands for it, Python ran it for a call that the graph
+# makes, Python ran it.
+WAYS = ("captured", "opaque", "native")
 
 
 @dataclass
@@ -119,30 +120,6 @@ class Recompile:
         if self.guard == "branch on data":
             return f"{self.guard}: the capture {self.old}, the data {self.new}"
         return as_written(f"{self.guard} was {self.old}, is {self.new}")
-
-
-@dataclass
-class Coverage:
-    """How many instructions of the user's bytecode ran, by how they ran.
-
-    captured: a graph stands for them. opaque: Python ran them for a call that the graph makes. native: Python ran them.
-    lines: file -> line -> how, for reports that show source; a line that ran in several ways keeps the weakest.
-    """
-
-    captured: int = 0
-    opaque: int = 0
-    native: int = 0
-    lines: dict[str, dict[int, str]] = field(default_factory=dict)
-
-    def mark(self, file: str, line: int, how: str) -> None:
-        """Say that a line ran as "captured", "opaque" or "native". It does not count instructions."""
-        known = self.lines.setdefault(file, {})
-        if line not in known or WEAKNESS[how] > WEAKNESS[known[line]]:
-            known[line] = how
-
-    def as_dict(self) -> dict[str, int]:
-        """{"captured": n, "opaque": n, "native": n}."""
-        return {"captured": self.captured, "opaque": self.opaque, "native": self.native}
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moebius.lowering.graph import CapturedGraph, ExpertRegion
-from moebius.report import Coverage, GraphBreak, Guard, Recompile, Report
+from moebius.report import GraphBreak, Guard, Recompile, Report
 
 SOURCE = '''\
 """A step with "quotes" & <tags>."""
@@ -55,9 +55,6 @@ def source_file(tmp_path: Path) -> str:
 
 @pytest.fixture
 def report(source_file: str) -> Report:
-    coverage = Coverage(captured=90, opaque=4, native=6)
-    coverage.mark(source_file, 6, "captured")
-    coverage.mark(source_file, 16, "native")
     return Report(
         result=torch.ones(()),
         graphs=[traced(source_file)],
@@ -90,10 +87,10 @@ def report(source_file: str) -> Report:
                 refusal="carried value is read before it is written, line 13",
             ),
         ],
-        coverage=coverage.as_dict(),
+        coverage={"captured": 90, "opaque": 4, "native": 6},
         name="step",
         file=source_file,
         line=12,
-        lines=coverage.lines,
+        lines={source_file: {6: "captured", 16: "native"}},
         recompiles=[Recompile("L['x'] shape", "[4, 8]", "[6, 8]", source_file, 8)],
     )
