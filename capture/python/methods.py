@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import operator
 import random
 import re
 import types
@@ -46,6 +47,7 @@ from .formats import Fields
 from .originals import DRAW
 from .own_hashes import new_key
 from .parts import CallParts, is_alien
+from .questions import Answer
 from .substitutes import cut_at
 from .texts import Text, texts
 
@@ -209,8 +211,8 @@ class Methods(CallParts):
         """``match.group(1)``, ``match[1]``: of one that was there before, what it answers is a fact."""
         answer = bound(*args, **kwargs)
         if (record := self.objects.record_of(match)) is not None:
-            text = f"gives {answer!r}"[:80]
-            self.guards.holds(record.source.name, text, Answers(name, args, kwargs, answer), record.source)
+            asked = Answer(operator.methodcaller(name, *args, **kwargs), answer)
+            self.guards.holds(record.source.name, f"gives {answer!r}"[:80], asked, record.source)
         return self.objects.made(answer)
 
     def next_of(self, iterator: Any) -> Any:
@@ -533,19 +535,6 @@ class Methods(CallParts):
             self.objects.context_set(variable, args[0].before)
             return None
         raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
-
-
-class Answers:
-    """A guard: a match of a regular expression gives this to a question."""
-
-    def __init__(self, name: str, args: list, kwargs: dict[str, Any], answer: Any):
-        self.name, self.args, self.kwargs, self.answer = name, tuple(args), dict(kwargs), answer
-
-    def __call__(self, match: re.Match) -> bool:
-        try:
-            return getattr(match, self.name)(*self.args, **self.kwargs) == self.answer
-        except (IndexError, TypeError):
-            return False
 
 
 def subclasses(cls: weakref.ref[type]) -> tuple[weakref.ref[type], ...] | None:

@@ -55,7 +55,7 @@ class Questions:
 
 
 class Answer:
-    """A guard: the object gives this to the question."""
+    """A guard: the object gives this to the question, which may raise where it does not."""
 
     __slots__ = ("answer", "question")
 
