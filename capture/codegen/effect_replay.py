@@ -133,7 +133,7 @@ class EffectReplay:
         """A write on one side of a branch. What the side has made is made there."""
         objects, lines = self.objects, self.lines
         for part in objects.parts_in([write.value]):
-            if objects.items_of(part) and self.heap.age(part) < write.path[-1].since:
+            if objects.is_new(part) and self.heap.age(part) < write.path[-1].since:
                 self.value(part)
         for side in write.path:
             if side not in self.noted:

@@ -21,10 +21,11 @@ from ..hook import ABSENT
 from ..values.numbers import NUMBERS, Number
 from ..values.values import SYMBOLIC, Break, RuntimeNumber, SymbolicObject, TensorProxy
 from .places import entry_of
-from .records import UNREAD, Record, whole_items
+from .records import HEAP_TYPE, UNREAD, Record, raw_dict, whole_items
 from .varying import VaryingPlaces
 
 UNSHARED = 3  # references to a shadow that nothing else holds: the record's, the registry's, and the question's
+PLAIN_CONTAINERS = (list, dict, tuple)
 JOINED = (torch.Tensor, TensorProxy, RuntimeNumber, SymbolicObject)
 APPENDED = object()  # in the place of a key: of what goes to the end
 
@@ -65,19 +66,19 @@ class Notes(Number):
 class ConditionalWrites(VaryingPlaces):
     """Part of ``Objects``. side: gives the one that the trace is in, or None where a write cannot wait for it."""
 
-    side: Callable[[Record], Side | None]
+    side: Callable[[Record, Any], Side | None]
     open_sides: Callable[[], set[Side]]  # those that the trace is on
 
-    def side_of(self, obj: Any) -> Side | None:
+    def side_of(self, obj: Any, key: Any = APPENDED) -> Side | None:
         """On which side of a branch an object from before is written to, if such a write can wait."""
         record = self.records.get(id(obj)) if self.inside else None
-        return None if record is None or self.inside[-1][0].lenient else self.side(record)
+        return None if record is None or self.inside[-1][0].lenient else self.side(record, key)
 
     def place_in_branch(self, record: Record, key: Any) -> Any:
         """What a branch sets in a dict: a place whose value is joined, or its side, which reads nothing there."""
         held = record.writes.get(key, dict.get(record.obj, key, ABSENT)) if type(key) is str else ABSENT
         joined = type(held) in (*NUMBERS, *SYMBOLIC) or is_kind(held, JOINED)
-        side = self.side_of(record.obj)
+        side = self.side_of(record.obj, key)
         if side is not None and type(held) in (int, float):  # which is another one in each call
             self.symbolic_places |= {part_name(record.source, "dict_item", key)}
         return (None if joined else side) or entry_of(self, record, key) or side
@@ -99,7 +100,7 @@ class ConditionalWrites(VaryingPlaces):
             record.late = [one for one in record.late or () if one is not write] or None
 
     def parts_in(self, values: Iterable[Any]) -> list[Any]:
-        """The values, and all that is in those lists, dicts and tuples among them that the trace has made."""
+        """The values, and all that is in those lists, dicts, tuples and objects among them that the trace has made."""
         waiting, met = list(values), {}
         while waiting:
             value = waiting.pop()
@@ -109,8 +110,18 @@ class ConditionalWrites(VaryingPlaces):
         return list(met.values())
 
     def items_of(self, value: Any) -> tuple[Any, ...]:
-        known = type(value) not in (list, dict, tuple) or id(value) in self.tuples or id(value) in self.records
-        return () if known else whole_items(value)
+        if id(value) in self.tuples or id(value) in self.records or not self.is_made_of_items(value):
+            return ()
+        return whole_items(value if type(value) in PLAIN_CONTAINERS else raw_dict(value))
+
+    def is_made_of_items(self, value: Any) -> bool:
+        """Whether an object is known by the items in it, or by those in its ``__dict__``."""
+        kind = type(value)
+        if kind in PLAIN_CONTAINERS or not self.is_new(value) or issubclass(kind, type):
+            return kind in PLAIN_CONTAINERS
+        in_python = all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__)
+        slots = any("__slots__" in vars(base) for base in kind.__mro__)
+        return in_python and not slots and raw_dict(value) is not None
 
     def adds(self, record: Record, items: list[Any], side: Side | None) -> bool:
         """``append`` and ``extend`` where nobody has to know what stands before the items."""

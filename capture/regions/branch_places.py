@@ -19,6 +19,7 @@ from moebius.lowering.step import new_notes, note_side
 
 from ..bytecode.flow import RETURNED
 from ..bytecode.liveness import read_by_name
+from ..guards.recorder import same_constant
 from ..heap.conditional_writes import Notes, Side
 from ..heap.objects import Objects
 from ..heap.places import Entry, HeapPlace
@@ -64,13 +65,14 @@ class Joins:
     def can_note(self) -> bool:
         return self.tensors.whole_step and self.writer.runs_at_most_once
 
-    def side(self, record: Record) -> Side | None:
+    def side(self, record: Record, key: Any) -> Side | None:
         """On which side the record is written to, where the graph can note that it was come to."""
         loop = self.open()
         if loop is None or not self.can_note():
             return None
-        if any(place.record is record for place, _ in loop.places.values() if is_kind(place, Entry)):
-            return None  # (which of the two is written first)
+        places = [place for place, _ in loop.places.values() if is_kind(place, Entry)]
+        if any(place.record is record and same_constant(place.where, key) for place in places):
+            return None  # (it was written there before)
         return self.side_of(loop)
 
     def open_sides(self) -> set[Side]:
@@ -157,7 +159,7 @@ class Joins:
             known = id(value) in noted or all(map(writer.bound, chosen_numbers.symbols_of(value)))
         elif is_kind(value, Number):
             known = value.node is None or id(value) in noted or writer.scope.scope_of(value.node) is not None
-        elif objects.is_new(value) and type(value) in (list, dict, tuple):
+        elif objects.is_new(value) and objects.is_made_of_items(value):
             made = objects.heap.age(value) >= path[-1].since
             known = not made or self.given.setdefault(id(value), path[0]) is path[0]
         else:

@@ -7,6 +7,7 @@ graph, and the write is done where the side was come to. What reads it later in 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import types
 from collections.abc import Callable
@@ -52,6 +53,19 @@ def a_row(i, loss, state):
     row["more"] = [i, {"nested": loss.item()}]
 
 
+@dataclasses.dataclass
+class Row:
+    step: int
+    loss: float
+    more: Any = None
+
+
+def an_object(i, loss, state):
+    row = Row(i, loss.item())
+    state.log.append(row)
+    row.more = [i, Row(i, loss.item(), row)]
+
+
 def a_row_twice(i, loss, state):
     row = [i]
     state.log.append(row)
@@ -61,6 +75,11 @@ def a_row_twice(i, loss, state):
 
 def an_older_row(i, loss, state):
     state.log.append(state.fresh)
+
+
+def an_older_list(i, loss, state):
+    state.log.append(state.empty)
+    state.ring.append(state.empty)
 
 
 def a_tensor(i, loss, state):
@@ -131,9 +150,10 @@ def a_log_that_is_long(i, loss, state):
 
 
 WRITES: tuple[Write, ...] = (
-    a_number, a_count, a_constant, a_text, a_tuple, a_row, a_row_twice, an_older_row, a_tensor, a_view, a_new_tensor,
-    what_a_side_computes, several, a_ring, a_key, a_key_of_the_call, keys_in_their_order, an_update, an_attribute,
-    a_new_attribute, an_attribute_of_no_number, attributes, a_log_that_is_long,
+    a_number, a_count, a_constant, a_text, a_tuple, a_row, an_object, a_row_twice, an_older_row, an_older_list,
+    a_tensor, a_view, a_new_tensor, what_a_side_computes, several, a_ring, a_key, a_key_of_the_call,
+    keys_in_their_order, an_update, an_attribute, a_new_attribute, an_attribute_of_no_number, attributes,
+    a_log_that_is_long,
 )  # fmt: skip
 
 
@@ -240,7 +260,7 @@ SHAPES = (
     once, with_an_else, on_both_sides, one_in_the_other, of_three, two_in_a_row, with_a_line, behind_an_append,
     before_an_append, read_later, read_before, read_there, that_returns,
 )  # fmt: skip
-SETTLED = 5  # captures: the first, the number, each number that begins to decide, the short batch
+SETTLED = 6  # captures: the first, the number, each number that begins to decide, the short batch, a new list
 
 
 def build(write: Write, shape: Callable[..., None]) -> tuple[Callable[..., Any], Any]:
@@ -249,13 +269,13 @@ def build(write: Write, shape: Callable[..., None]) -> tuple[Callable[..., Any],
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = types.SimpleNamespace(
         log=[], ring=collections.deque(maxlen=3), table={}, other=[], last=0.5, best=None, n=0, total=0.0,
-        rows=collections.defaultdict(list), fresh=None, read=None,
+        rows=collections.defaultdict(list), fresh=None, empty=None, read=None,
     )  # fmt: skip
 
     def step(x, i):
         optimizer.zero_grad()
         loss = model(x).square().mean()
-        state.fresh = {"made": i}
+        state.fresh, state.empty = {"made": i}, []
         shape(write, i, loss, state)
         loss.backward()
         optimizer.step()
@@ -275,7 +295,7 @@ def shown(value: Any, met: tuple[int, ...] = ()) -> Any:
         return type(value), [(key, shown(item, met)) for key, item in value.items()]
     if isinstance(value, list | tuple | collections.deque):
         return type(value), [shown(item, met) for item in value]
-    return shown(vars(value), met) if isinstance(value, types.SimpleNamespace) else value
+    return shown(vars(value), met) if isinstance(value, types.SimpleNamespace | Row) else value
 
 
 def batch(i: int) -> torch.Tensor:
@@ -342,6 +362,15 @@ def a_row_of_both_branches(i, log, other):
     return log[-1] if log else None
 
 
+def a_list_of_two_branches(i, log, other):
+    row = []
+    if i % 5 == 4:
+        log.append(row)
+    if i % 3 == 2:
+        other.append(row)
+    return None
+
+
 def a_pair_in_two_lists(i, log, other):
     if i % 5 == 4:
         pair = (i, [i])
@@ -352,7 +381,7 @@ def a_pair_in_two_lists(i, log, other):
 
 @pytest.mark.parametrize(
     "program",
-    [a_row_that_is_returned, a_row_that_goes_on, a_row_of_both_branches, a_pair_in_two_lists],
+    [a_row_that_is_returned, a_row_that_goes_on, a_row_of_both_branches, a_list_of_two_branches, a_pair_in_two_lists],
     ids=lambda f: f.__name__,
 )
 def test_what_has_several_names_is_one_object(program):
