@@ -6,6 +6,7 @@ none of the program's modes are on. That it works is remembered on disk, for the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from .errors import MoebiusWarning
+from .torch_facts.torch_fakes import FakeTensorMode
 from .torch_facts.torch_names import missing
 from .versions import __version__, is_tested, works_on
 
@@ -128,6 +130,8 @@ def in_a_thread(function: Callable[[], str | None]) -> str | None:
         except BaseException as error:  # capture's own signals, too
             said.append(f"{type(error).__name__}: {error}")
 
+    with contextlib.suppress(Exception), FakeTensorMode():
+        pass  # without a GPU, torch 2.11 crashes later where its first fakes were made in a thread that has ended
     thread = threading.Thread(target=run, name="moebius self-test")
     thread.start()
     thread.join()
