@@ -127,6 +127,9 @@ def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
             yield record
     finally:
         OPEN.record, REPORTED.left = outer, outside
+        if outer is not None:  # (what runs in this call is not told again of the one around it)
+            for key, hits in [((id(one.entry), id(p)), hits) for one in [*every] for p, _, hits in one.entry.targets]:
+                outer.before[key] = outer.before.get(key, 0) + hits - record.before.get(key, 0)
         record.native = tracer.found()
         record.runs = list(runs_of([*root.family(), *every], record))
         record.why_native = why_native(root, record)
