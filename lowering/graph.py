@@ -6,7 +6,7 @@ iteration of a Python loop over experts, and :func:`skip_iteration`, the ``conti
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,17 @@ class CapturedGraph:
     name: str = "graph"
     fault: str | None = None
     times: dict[str, float] = field(default_factory=dict)
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """The graph's nodes, those of the graphs in it (bodies of loops) included."""
+        for module in self.gm.modules():
+            if isinstance(module, fx.GraphModule):
+                yield from module.graph.nodes
+
+    @property
+    def operations(self) -> int:
+        """How many calls it makes (inputs, attributes and the output are none)."""
+        return sum(node.op.startswith("call_") for node in self.nodes())
 
 
 @dataclass

@@ -57,7 +57,7 @@ def log_capture(captured: types.FunctionType, segment: Segment) -> None:
     """What a new capture of a function is."""
     function, graph, stopped = captured.__qualname__, segment.captured, segment.graph_break
     if graph is not None and LOGGERS["graphs"].isEnabledFor(logging.INFO):
-        count = sum(node.op.startswith("call_") for node in graph.gm.graph.nodes)
+        count = graph.operations
         LOGGERS["graphs"].info("%s: %d operation%s from %s:%d, %.3g s", function, count, "s" * (count != 1),
                                graph.file, graph.line, segment.seconds)  # fmt: skip
     if stopped is not None:

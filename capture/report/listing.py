@@ -14,7 +14,7 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from ..bytecode.user_code import is_library
-from .model import Findings, graph_nodes
+from .model import Findings
 
 # runs of unmarked lines longer than this are folded; so many stay visible on each side of the fold
 FOLD_ABOVE = 8
@@ -56,7 +56,7 @@ def listings(report: Findings) -> list[Listing]:
     operations = Counter(
         (where[0], where[1])
         for graph in report.graphs
-        for node in graph_nodes(graph)
+        for node in graph.nodes()
         if node.op.startswith("call_") and (where := node.meta.get("where"))
     )
     made = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bytecode.counting import Counts, add
 from ..bytecode.expressions import excerpt_of
+from ..guards.sources import as_written
 from .codes import code_of
 from .records import WAYS, GraphBreak, Guard, Recompile, counted
 from .schema import VERSION
@@ -187,7 +188,7 @@ class Findings:
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
             "breaks": [break_dict(item) for item in self.breaks],
-            "guards": [asdict(guard) for guard in self.guards],
+            "guards": [asdict(guard) | {"owner": as_written(guard.owner)} for guard in self.guards],
             "expert_regions": [region_dict(region, self.stays) for region in self.expert_regions],
             "sync_points": [sync_dict(point) for point in self.sync_points],
             "cuda_graph": self.cuda_graph,
@@ -204,25 +205,12 @@ def of_all(graphs: int, captures: int) -> str:
     return "" if captures == graphs else f", of {captures} captured"
 
 
-def graph_nodes(graph: CapturedGraph) -> Iterator[Any]:
-    """The FX nodes of a graph, those of nested graphs (loop bodies) included."""
-    for module in graph.gm.modules():
-        inner = getattr(module, "graph", None)
-        if inner is not None and hasattr(inner, "nodes"):
-            yield from inner.nodes
-
-
 def graph_places(graph: CapturedGraph) -> Iterator[tuple[str, int, str]]:
     """Each (file, line, function) of the user's code that a graph's nodes came from, call sites included."""
-    for node in graph_nodes(graph):
+    for node in graph.nodes():
         if where := node.meta.get("where"):
             yield where
         yield from node.meta.get("stack", ())
-
-
-def operations(graph: CapturedGraph) -> int:
-    """How many calls the graph makes (inputs, attributes and the output are not calls)."""
-    return sum(node.op.startswith("call_") for node in graph_nodes(graph))
 
 
 def inputs(graph: CapturedGraph) -> int:
@@ -262,7 +250,7 @@ def graph_dict(graph: CapturedGraph) -> dict[str, Any]:
         "line": graph.line,
         "cold_seconds": graph.cold_seconds,
         "times": dict(graph.times),
-        "operations": operations(graph),
+        "operations": graph.operations,
         "inputs": inputs(graph),
         "code": graph.gm.code.strip(),
         "fault": graph.fault,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ FAKES = "a fake of torch"  # whose word it was that the step raises
 # How an instruction or a line ran, from best to weakest: a graph stands for it, Python ran it for a call that the graph
 # makes, Python ran it.
 WAYS = ("captured", "opaque", "native")
+OWNER = re.compile(r"what the graph break left|L\['[^']+'\]|G\([\w.]+\)(\['\w+'\])?|[\w.]+(?![\w.(])")
+LIBRARY = re.compile(r"G\((moebius|torch)\b|builtins|sys\.modules|torch\b|moebius\b")
+CODE = "code and defaults unchanged"
+LIBRARIES = "torch and Python's builtins"
 
 
 @dataclass
@@ -92,6 +97,18 @@ class Guard:
     file: str
     line: int
     cost_ns: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """What it is reported with: an argument, a global, an optimizer's state, the libraries."""
+        if self.check == CODE:
+            return "the code of functions that it calls"
+        if LIBRARY.match(self.source):
+            return LIBRARIES
+        found = OWNER.match(self.source)
+        path = found is not None and self.source[found.end() :][:1] in ("", ".", "[")
+        name = found.group() if found is not None and path else self.source  # (an expression, or several, is one owner)
+        return f"{name} state" if self.source.startswith((f"{name}.state[", f"{name}.state.")) else name
 
 
 @dataclass

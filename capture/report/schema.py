@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.6"
+VERSION = "1.7"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -62,7 +62,7 @@ SCHEMA: dict[str, Any] = {
                 stack=many({"type": "array", "prefixItems": [TEXT, WHOLE, TEXT], "minItems": 3, "maxItems": 3}),
             )
         ),
-        guards=many(record(source=TEXT, check=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
+        guards=many(record(source=TEXT, check=TEXT, owner=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
         expert_regions=many(
             {"type": "object", "required": [
                 "file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt", "blocking"]}

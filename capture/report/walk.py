@@ -14,7 +14,7 @@ from typing import IO
 
 from ..guards.sources import as_written
 from ..trace.recording import Moment, Recording
-from .groups import LIBRARIES, owner_of
+from .records import LIBRARIES
 from .words import plural
 
 AROUND = 5  # lines of source on each side
@@ -250,7 +250,7 @@ class Walk(cmd.Cmd):
 
     def tell_guards(self, first: int, last: int) -> None:
         guards = [fact.record for fact in self.recording.guards[first:last]]
-        own = [guard for guard in guards if owner_of(guard) != LIBRARIES]
+        own = [guard for guard in guards if guard.owner != LIBRARIES]
         for guard in own:
             text = as_written(f"{guard.source}: {guard.check}")
             self.say(f"{text}  ({os.path.basename(guard.file)}:{guard.line})")

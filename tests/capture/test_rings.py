@@ -16,7 +16,7 @@ from plain_python import compare
 from moebius import capture, stats
 from moebius.codegen.effect_replay import EffectReplay
 from moebius.guards.recorder import GuardRecorder
-from moebius.heap import late_writes
+from moebius.heap import conditional_writes
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5, 5, 5)
 
@@ -357,7 +357,7 @@ def test_without_the_effect(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_looking_for_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writes, "UNSHARED", 1 << 30)
+    monkeypatch.setattr(conditional_writes, "UNSHARED", 1 << 30)
     with pytest.raises(AssertionError, match="call "):
         compare(view_of_a_dict, "moebius", ROWS)
 

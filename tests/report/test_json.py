@@ -26,6 +26,24 @@ def test_round_trip(report: Report, tmp_path: Path) -> None:
     assert data["lines"][report.file]["15"] == "break"
 
 
+def test_guards_stand_with_what_the_user_wrote() -> None:
+    """What our own modules are asked about is of the libraries."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    guards = json.loads(explain(capture(step))(torch.ones(2, 4)).to_json())["guards"]
+    ours = [guard["owner"] for guard in guards if "moebius" in guard["source"]]
+    assert ours and set(ours) == {"torch and Python's builtins"}
+    assert {"x", "optimizer", "model"} <= {guard["owner"].split()[0] for guard in guards}
+
+
 def test_no_result_in_it(report: Report) -> None:
     assert "result" not in json.loads(report.to_json())
 

@@ -14,9 +14,9 @@ import torch
 
 from moebius import capture, disable, explain, stats
 from moebius.guards.sources import LEFT, as_written
-from moebius.report.groups import LIBRARIES, guard_groups
+from moebius.report.groups import guard_groups
 from moebius.report.model import Findings
-from moebius.report.records import Guard
+from moebius.report.records import LIBRARIES, Guard
 
 X = torch.ones(3)
 
@@ -347,6 +347,8 @@ def test_warnings_stand_at_the_users_line_and_nothing_says_a_name_of_ours(caplog
         report = explain(at_a_break)(X)
     assert "y.sum()" in caplog.text and LEFT not in caplog.text and "m_stack" not in caplog.text
     assert "1 operation from" in caplog.text and "1 operations" not in caplog.text
+    counts = [int(record.args[1]) for record in caplog.records if record.name == "moebius.graphs"]
+    assert counts == [graph["operations"] for graph in report.to_dict()["graphs"]]
     assert "L['" not in explain(at_a_break)(X.double()).diff(report)
 
 
