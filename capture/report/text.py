@@ -33,6 +33,9 @@ from .words import (
 
 GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
+PLACES = ("expert loop", "asked at")  # columns of one line each
+REGION_COLUMNS = ("expert loop", "written as", "experts", "top-k", "became", "kernel", "saved")
+WIDE = 90  # columns of a terminal: one that is narrower is not shown all of them
 ROOM_OF_NUMBERS = 27  # in the table of guards: two columns of numbers, and what stands between columns
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
@@ -119,7 +122,7 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     for column in columns:
         made.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in (*right, *PLACES)
         )
     return made
 
@@ -189,21 +192,16 @@ def excerpt_text(excerpt: Excerpt, width: int, file: str = "") -> Text:
 def regions(report: Findings, width: int) -> Group | None:
     if not report.expert_regions:
         return None
-    made = table(
-        "expert loop",
-        "written as",
-        "experts",
-        "top-k",
-        "became",
-        "kernel",
-        "saved",
-        right=("experts", "top-k", "saved"),
-    )
+    shown = [name for name in REGION_COLUMNS if width >= WIDE or name not in ("top-k", "kernel")]
+    made = table(*shown, right=("experts", "top-k", "saved"))
     refusals: list[Text] = []
+    room = max(width - 80, width // 3)  # for the place
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
-        made.add_row(where + (f" ×{count}" if count > 1 else ""), idiom, experts, top_k, became, kernel, saved)
+        first = ending(where + (f" ×{count}" if count > 1 else ""), room)
+        row_of = dict(zip(REGION_COLUMNS, (first, idiom, experts, top_k, became, kernel, saved), strict=True))
+        made.add_row(*map(row_of.__getitem__, shown))
         if (stays := report.stays.get(row)) is not None:
             refusals.append(Text(f"why {where} stays a loop: {stays.sentence}", style="red"))
             refusals += [excerpt_text(excerpt, width) for excerpt in stays.excerpts]
@@ -230,16 +228,19 @@ def guards(report: Findings, width: int) -> Group | None:
     if not report.guards:
         return None
     groups = guard_groups(report)
-    made = table("what they look at", "guards", "slowest", "asked at", "a call", right=("guards", "a call"))
+    wide = width >= WIDE
+    made = table("what they look at", "guards", *["slowest"] * wide, "asked at", "a call", right=("guards", "a call"))
     places = [place(guard.file, guard.line) for group in groups[:GROUPS_SHOWN] for guard in group.guards]
-    room = max(width - max(map(cell_len, places)) - ROOM_OF_NUMBERS, 24)  # one line each
+    longest = min(max(map(cell_len, places)), max(width - ROOM_OF_NUMBERS - 24, 20))
+    room = width - longest - ROOM_OF_NUMBERS  # one line each
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        owner, where = shorten(as_written(group.owner), min(room * 2 // 5, 40)), place(first.file, first.line)
+        own = min(room * 2 // 5, 40) if wide else room
+        owner, where = shorten(as_written(group.owner), own), place(first.file, first.line)
         rest = f"{as_written(first.source).removeprefix(as_written(group.owner))} {as_written(first.check)}".strip()
-        slowest = shorten(rest, room - min(room * 2 // 5, 40))
-        made.add_row(owner, str(len(group.guards)), slowest, where, duration(cost))
+        slowest = [shorten(rest, room - own)] * wide
+        made.add_row(owner, str(len(group.guards)), *slowest, ending(where, longest), duration(cost))
     left = groups[GROUPS_SHOWN:]
     said = [f"{plural(sum(len(group.guards) for group in left), 'more guard')} of other kinds; "] if left else [""]
     if timed := [cost for group in groups for cost in group.costs]:
@@ -253,6 +254,11 @@ def guards(report: Findings, width: int) -> Group | None:
 def shorten(text: str, length: int = 56) -> str:
     """The text, or its beginning and an ellipsis; the page and the JSON have it whole."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def ending(place: str, length: int) -> str:
+    """The place, or an ellipsis and its end: the line, and the file that it is in."""
+    return place if len(place) <= length else "…" + place[len(place) - length + 1 :]
 
 
 def recompiles(report: Findings) -> Group | None:

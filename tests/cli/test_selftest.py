@@ -55,6 +55,7 @@ def test_capture_that_fails_is_a_doctor_that_fails(place: str, monkeypatch: pyte
     assert "1 graph, 0 graph breaks" not in printed and "moebius cannot run here: mend capture" in printed
 
 
+@pytest.mark.faults
 def test_what_fails_without_experts_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.fx._lazy_graph_module._LazyGraphModule.force_recompile", breaks_everything)
     finding = said()["a step without experts"]

@@ -133,6 +133,16 @@ def test_no_color(report: Report, monkeypatch: pytest.MonkeyPatch, variable: str
     assert ("\x1b" in str(report)) == colored
 
 
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_a_place_is_one_line(report: Report, width: int) -> None:
+    """Of a file whose path is longer than there is room for, the end."""
+    file = "/home/somebody/a_long_way/to/a_package/its_experts.py"
+    report.guards = [Guard("L['model'].layers", "a list", file, 1234, 1.0)]
+    report.expert_regions[0].file, report.expert_regions[0].line = file, 56
+    text = render(report, width)
+    assert "its_experts.py:1234 " in text and "its_experts.py:56 " in text
+
+
 @pytest.mark.parametrize("width", [80, 110, 200])
 def test_a_kind_of_guards_is_one_line(report: Report, width: int) -> None:
     tensor = "float32[8, 8] on cpu, requires grad, strides (8, 1)"
