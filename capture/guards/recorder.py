@@ -146,6 +146,7 @@ class GuardRecorder:
         self.classes: dict[type, WatchedClass] = {}
         self.instances: dict[int, WatchedInstance] = {}
         self.facts: list[Fact] = []
+        self.layouts: dict[int, dict[str, Any]] = {}  # of the tensors that are the same object in each call, by id
         self.slots: list[tuple[Any, ...]] = []
         self.slot_of: dict[Source, int] = {}
         self.seen: set[tuple] = set()
@@ -155,7 +156,7 @@ class GuardRecorder:
 
     def let_go(self) -> None:
         """Of the user's objects, once the guards are made or the trace was for nothing."""
-        for known in (self.dicts, self.classes, self.instances, self.facts, self.slot_of, self.seen):
+        for known in (self.dicts, self.classes, self.instances, self.facts, self.layouts, self.slot_of, self.seen):
             known.clear()
 
     def forget(self, objects: list[Any]) -> None:
@@ -166,6 +167,7 @@ class GuardRecorder:
         for _, watched in self.dicts.values():
             watched.entries = {key: value for key, value in watched.entries.items() if id(value) not in gone}
         self.facts = [fact for fact in self.facts if not any(holds_one(operand, gone) for operand in fact.check)]
+        self.layouts = {key: found for key, found in self.layouts.items() if key not in gone}
 
     # ------------------------------------------------------------------------------------------------------------------
     # Static objects
@@ -295,6 +297,7 @@ class GuardRecorder:
 
     def static_tensor(self, name: str, tensor: torch.Tensor, meta: dict[str, Any]) -> None:
         """A tensor that is the same object each call still has this metadata."""
+        self.layouts[id(tensor)] = meta
         self.add(("static_tensor", tensor, meta), name, lambda: describe_tensor(meta), None)
 
     def add(

@@ -77,7 +77,7 @@ class LaterReads:
         self.objects, self.heap, known = objects, objects.heap, objects.guards
         self.dicts, self.classes, self.instances, self.later = known.dicts, known.classes, known.instances, known.later
         self.moved = id(LAYOUTS) in objects.heap.written
-        self.layouts = {id(fact.check[1]): fact.check[2] for fact in known.facts if fact.check[0] == "static_tensor"}
+        self.layouts = known.layouts
         here = known.where()
         self.found = GuardRecorder(lambda: here)
         self.met: set[Any] = set()
