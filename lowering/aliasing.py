@@ -245,8 +245,9 @@ class Storage:
                 return self.walk()
             before = self.take_out(node)
             self.add(node)
-            # (what a loop gives out is made of its operands, whatever it has for roots itself)
-            if self.roots[node] != before or node.target is expert_loop:
+            # (what a loop gives out is made of its operands, whatever it has for roots itself; and what is made of a
+            # node of which others said what it shares was read before that)
+            if args is None or self.roots[node] != before or node.target is expert_loop:
                 changed.add(node)
 
     def take_out(self, node: fx.Node) -> frozenset[fx.Node] | None:

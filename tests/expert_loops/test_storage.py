@@ -85,6 +85,20 @@ def test_drawn_changes(seed):
         assert said_of(storage) == said_of(Storage(graph))
 
 
+def test_what_others_said_before():
+    """A node is by now what was said of it; what is made of it was read before that."""
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    made = graph.call_function(torch.mul, (x, y))
+    view = graph.call_method("view", (made, -1))
+    graph.output((view,))
+    storage = Storage(graph)
+    storage.replace(x, made)
+    made.target, made.args = torch.reshape, (x, (-1,))
+    storage.catch_up()
+    assert said_of(storage) == said_of(Storage(graph)) and storage.roots[view] == {x}
+
+
 @pytest.mark.share(12)
 @pytest.mark.parametrize("name", EVERY)
 def test_as_passes_change_it(name, monkeypatch):
