@@ -200,8 +200,8 @@ def regions(report: Findings, width: int) -> Group | None:
         where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
         first = ending(where + (f" ×{count}" if count > 1 else ""), room)
-        row_of = dict(zip(REGION_COLUMNS, (first, idiom, experts, top_k, became, kernel, saved), strict=True))
-        made.add_row(*map(row_of.__getitem__, shown))
+        cells: tuple[str | Text, ...] = (first, idiom, experts, top_k, became, kernel, saved)
+        made.add_row(*(cell for name, cell in zip(REGION_COLUMNS, cells, strict=True) if name in shown))
         if (stays := report.stays.get(row)) is not None:
             refusals.append(Text(f"why {where} stays a loop: {stays.sentence}", style="red"))
             refusals += [excerpt_text(excerpt, width) for excerpt in stays.excerpts]
