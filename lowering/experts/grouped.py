@@ -10,6 +10,7 @@ what became part of no operator is put back as it was.
 from __future__ import annotations
 
 import operator
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ def gather_weights(work: Work) -> Gathered:
 def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], gathered: Gathered) -> None:
     storage = Storage(graph)
     known: dict[fx.Node, tuple[fx.Node, Counted] | None] = {}
-    sorts = [node for node in graph.nodes if is_sorted(node)]  # the program's own
+    sorts = [node for node in graph.nodes if is_sorted(node)]
     for node, (rows, weight, ends) in products:
         if ends not in known:
             known[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage, sorts)
@@ -115,7 +116,7 @@ def expert_of_each_row(
     ends: fx.Node, experts: Any, at: fx.Node, storage: Storage, sorts: list[fx.Node]
 ) -> tuple[fx.Node, Counted] | None:
     """The experts of the slots, sorted, and what was counted, where ``ends`` is where each expert's rows end. sorts:
-    what the program sorts itself."""
+    what is sorted so far, in the order of the graph."""
     counted = Counting(experts, storage, at).by_ends(ends)
     if counted is None:
         return None
@@ -129,4 +130,5 @@ def expert_of_each_row(
         index = add_call(at.graph, at, operator.getitem, made, 0)
     for one in (flat, whole, made, index):
         storage.add(one)
+    insort(sorts, index)
     return index, counted

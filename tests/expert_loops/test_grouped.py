@@ -429,6 +429,27 @@ def test_numbers_that_float16_has_not(number: float, size: float, way: str) -> N
         torch.testing.assert_close(captured, plain, rtol=2e-2, atol=2e-2 * float(plain.abs().max()))
 
 
+@pytest.mark.parametrize("names", [*itertools.permutations(("histc", "bincount", "one_hot"), 2)], ids=", then ".join)
+def test_each_product_has_ends_of_its_own(names: tuple[str, str]) -> None:
+    """Counted twice, of slots that the program itself does not sort: the rows are of the same experts."""
+    first, second = (eval(f"lambda flat: {COUNTS[name].format('flat')}") for name in names)
+
+    def layer(x, router, gate_up, down):
+        weight, index = (x @ router.T).softmax(-1).topk(K, -1)
+        flat = index.flatten()
+        order = flat.argsort(stable=True)
+        ends = [counts(flat).cumsum(0).to(torch.int32) for counts in (first, second)]
+        gate, up = grouped_mm(x[order // K], gate_up.mT, offs=ends[0]).chunk(2, -1)
+        y = grouped_mm(silu(gate) * up, down.mT, offs=ends[1])
+        return torch.zeros_like(x).index_add(0, order // K, y * weight.flatten()[order, None])
+
+    given = [torch.randn(shape) for shape in ((T, D), (E, D), (E, 2 * N, D), (E, D, N))]
+    report, captured = run(explain(layer), given, torch.float32)
+    assert [region.lowered for region in report.expert_regions] == [True]
+    for mine, plain in zip(captured, run(layer, given, torch.float32)[1], strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 def test_a_view_without_history_is_not_written_out_of_place(backend: str) -> None:
     first = "\n    with torch.no_grad():\n        h = h[:]\n        h *= 2"
