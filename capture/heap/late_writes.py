@@ -14,6 +14,7 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..guards.sources import Source
+from ..hook import ABSENT
 from ..values.numbers import NUMBERS
 from ..values.values import Break, RuntimeNumber
 from .conditional_writes import ConditionalWrites
@@ -51,12 +52,18 @@ class LateWrites(ConditionalWrites):
 
     def writes_late(self, record: Record, key: Any) -> bool:
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
-        if record.late and not (self.is_apart(record, key) and dict.__contains__(record.obj, key)):
+        if record.late and not (self.is_apart(record, key) and self.stands(record, key)):
             return True
         if type(record.obj) not in DICTS or id(record) in self.owners:
             return False
         unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and key.kind is str)
         return unknown or self.known_key(key) is not None
+
+    def stands(self, record: Record, key: str) -> bool:
+        """Whether a dict has the key before what is written late: it keeps its place in the order."""
+        if record.shadow is not None:
+            return key in record.shadow
+        return record.writes.get(key, dict.get(record.obj, key, ABSENT)) is not ABSENT
 
     def place_is_open(self, record: Record, key: Any) -> bool:
         """Whether only the running step knows which place of a list ``record[key]`` is."""

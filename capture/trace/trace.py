@@ -279,6 +279,8 @@ class Trace:
     def stop(self) -> None:
         """Leave the trace where it is."""
         self.stopped = self.frames()
+        if self.domain.open_loops:  # they are as they were before these
+            self.writer.scope = self.writer.scope.root()
         raise StopHere
 
     def frames(self) -> list[FrameSnapshot]:

@@ -163,3 +163,35 @@ def test_branches_may_stand_before_the_one_in_which_plain_python_may_be_asked():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "moebius could not")
         assert run(captured) == run(step)
+
+
+def asks_alone(i, log, state):
+    np.mean(log[-3:])
+
+
+def writes_what_it_asks(i, log, state):
+    state["means"].append(np.mean(log[-3:]))
+
+
+def writes_before_it_asks(i, log, state):
+    state["count"] += 1
+    state["means"].append(i)
+    state["mean"] = np.mean(log[-3:])
+    state["count"] += 1
+
+
+@pytest.mark.parametrize("side", [asks_alone, writes_what_it_asks, writes_before_it_asks], ids=lambda f: f.__name__)
+def test_what_is_not_finite_on_a_side_goes_on_as_plain_python(side):
+    def run(step):
+        log, state, found = [], {"count": 0, "means": [], "mean": 0.5}, []
+        for i in range(CALLS):
+            found.append((step(torch.full((3,), math.nan if i % 10 == 9 else i), i, log, state).tolist(), repr(state)))
+        return repr((log, found))
+
+    def step(x, i, log, state):
+        log.append(x.sum().item())
+        if i % 5 == 4:
+            side(i, log, state)
+        return x * 2
+
+    assert run(capture(step, backend="eager")) == run(step)

@@ -440,3 +440,26 @@ def test_what_was_written_before_an_error_stays_and_is_written_once(program, bac
     wanted = run(step)
     assert run(capture(step, backend=backend)) == wanted
     assert any(type(one) is tuple for one in wanted)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_key_that_goes_and_comes_again_is_the_last_one(is_read):
+    def run(step):
+        table, found = {}, []
+        for i in range(CALLS):
+            step(torch.ones(2), i, table)
+            found.append(list(table.items()))
+        return found
+
+    def step(x, i, table):
+        count = len(table) if is_read else 0
+        table["a"] = 0
+        table.pop("a")
+        if i % 5 == 4:
+            table["b"] = i
+        table["a"] = i
+        if i % 5 == 3:
+            table.pop("b", None)
+        return x * count
+
+    assert run(capture(step, backend="eager")) == run(step)
