@@ -111,9 +111,11 @@ class Sets(Parts):
 
     def set_add(self, target: Any, value: Any) -> None:
         if type(target) is OpenSet:
+            self.objects.touch(target, lets_go=False)
             target.put(value)
             return
         if self.objects.is_new(target) and len(target) <= 1 and (found := open_set(self, set, [*target, value])):
+            self.objects.touch(target, lets_go=False)
             stack = self.frame.stack if self.frame else []  # (a comprehension's set is there, and nowhere else)
             for place in (i for i, held in enumerate(stack) if held is target):
                 stack[place] = found

@@ -25,6 +25,7 @@ from ..heap.objects import Objects
 from ..heap.places import Entry, HeapPlace
 from ..heap.records import Record
 from ..python.parts import Parts
+from ..tensors.failing import may_raise_on_data
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, TensorProxy, type_of
@@ -87,6 +88,14 @@ class Joins:
             loop.side = Side(self.sides, loop.since, path, partial(domain.bounds.refused.add, site))
             self.sides += 1
         return loop.side
+
+    def refuse_failing(self, target: Any, args: tuple) -> None:
+        """A graph break where an operator may fail behind a write on its side, which is not noted then."""
+        written = [loop.side for loop in self.loops if loop.side is not None and self.objects.written_on(loop.side)]
+        if written and may_raise_on_data(target, args):
+            for side in written:
+                side.refuse()
+            self.refuse_write(f"{getattr(target, '__name__', target)} may fail behind what is written")
 
     def waits(self, loop: LoopRegion, place: HeapPlace, value: Any) -> bool:
         """Whether what a side has left there, which no node can give, is written where the side was come to."""

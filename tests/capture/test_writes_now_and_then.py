@@ -462,3 +462,37 @@ def test_a_key_that_goes_and_comes_again_is_the_last_one(is_read):
         return x * count
 
     assert run(capture(step, backend="eager")) == run(step)
+
+
+FAILING = {"a number": "1 / (x.sum().item() - 12)", "an index": "x[torch.tensor(i // 3)]"}
+BEHIND = {
+    "behind it": "if i % 3 == 0:\n    log.append(i)\n    FAILING\n    log.append(-i)",
+    "behind an inner one": "if i % 3 == 0:\n    if i > 5:\n        log.append(i)\n    FAILING\n    log.append(-i)",
+    "before it": "if i % 3 == 0:\n    FAILING\n    log.append(i)",
+    "behind the branch": "if i % 3 == 0:\n    log.append(i)\nFAILING",
+    "in another branch": "if i % 3 == 0:\n    log.append(i)\nif i % 2 == 0:\n    FAILING",
+}
+
+
+@pytest.mark.parametrize("where", BEHIND)
+@pytest.mark.parametrize("handled", [True, False])
+@pytest.mark.parametrize("failing", FAILING)
+def test_what_is_written_before_an_error_stands(failing: str, handled: bool, where: str) -> None:
+    lines = BEHIND[where].replace("FAILING", FAILING[failing]).splitlines()
+    if handled:
+        error = "IndexError" if "index" in failing else "ZeroDivisionError"
+        lines = ["try:", *(f"    {line}" for line in lines), f"except {error}:", "    log.append('handled')"]
+    source = "def step(x, i):\n" + "".join(f"    {line}\n" for line in [*lines, "return x * 2"])
+
+    def outcome(wrap):
+        space = {"torch": torch, "log": []}
+        exec(source, space)
+        step, errors = wrap(space["step"]), []
+        for i in range(16):
+            try:
+                errors.append(step(torch.full((3,), 4.0 if i in (6, 12) else i + 1.0), i).tolist())
+            except (IndexError, ZeroDivisionError) as error:
+                errors.append(str(error)[:20])
+        return errors, space["log"]
+
+    assert outcome(capture) == outcome(lambda step: step)
