@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from bisect import insort
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,9 @@ def gather_weights(work: Work) -> Gathered:
 def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], gathered: Gathered) -> None:
     storage = Storage(graph)
     known: dict[fx.Node, tuple[fx.Node, Counted] | None] = {}
-    sorts = [node for node in graph.nodes if is_sorted(node)]
+    sorts = defaultdict[fx.Node, list[fx.Node]](list)
+    for node in filter(is_sorted, graph.nodes):
+        sorts[root_of(node)].append(node)
     for node, (rows, weight, ends) in products:
         if ends not in known:
             known[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage, sorts)
@@ -113,15 +116,15 @@ def grouped(node: fx.Node) -> Operands | None:
 
 
 def expert_of_each_row(
-    ends: fx.Node, experts: Any, at: fx.Node, storage: Storage, sorts: list[fx.Node]
+    ends: fx.Node, experts: Any, at: fx.Node, storage: Storage, sorts: dict[fx.Node, list[fx.Node]]
 ) -> tuple[fx.Node, Counted] | None:
     """The experts of the slots, sorted, and what was counted, where ``ends`` is where each expert's rows end. sorts:
-    what is sorted so far, in the order of the graph."""
+    what is sorted so far, in the order of the graph, by what it is of."""
     counted = Counting(experts, storage, at).by_ends(ends)
     if counted is None:
         return None
-    for node in sorts:
-        if node < at and root_of(node) is root_of(counted.slots) and dtype_of(node) in INDICES:
+    for node in sorts[root_of(counted.slots)]:
+        if node < at and dtype_of(node) in INDICES:
             return node, counted
     with at.graph.inserting_before(at):
         flat = add_call(at.graph, at, "reshape", counted.slots, -1)
@@ -130,5 +133,5 @@ def expert_of_each_row(
         index = add_call(at.graph, at, operator.getitem, made, 0)
     for one in (flat, whole, made, index):
         storage.add(one)
-    insort(sorts, index)
+    insort(sorts[root_of(index)], index)
     return index, counted
