@@ -29,6 +29,7 @@ from moebius.kernels.products import Matrices, Operands
 SLICE = 1 << 19  # numbers of a weight that are widened at a time
 SMALL = 1 << 22  # products of numbers in the first of a layer's, for which one thread is enough
 PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
+FEW_ROWS = 6  # the fewest; fewer cost more than they save
 UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may take
 
 
@@ -201,14 +202,19 @@ def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tenso
         return None
     if any(block.table is None or block.dtype != x_TD.dtype for blocks in weights for block in blocks):
         return None
-    rows = order_S.shape[0]
-    small = rows * x_TD.shape[1] * sum(block.sizes[0] for block in weights.gate_up) <= SMALL
+    rows, width, narrow = order_S.shape[0], x_TD.shape[1], weights.down[0].sizes[1]
+    width_h = sum(block.sizes[0] for block in weights.gate_up)
+    small = rows * width * width_h <= SMALL
     threads = 1 if small else torch.get_num_threads()
     if not small and (rows <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k)):
         return None
     if h_SM is not None and (h_SM.dtype != x_TD.dtype or not panel_work.by_rows(h_SM) or h_SM.shape[0] != rows):
         return None  # a hook on saved tensors may have given back something else
-    shared = share(tuple(bounds), threads, PART_ROWS, UNEVEN)
+    part_rows = PART_ROWS
+    if small and x_TD.dtype.itemsize > 2:  # (of narrower ones each part would widen its weights anew)
+        # backward's scratch is then about half of H at most: the peak of a small model's step may be here
+        part_rows = min(PART_ROWS, max(FEW_ROWS, rows * width_h // (2 * (width + 2 * narrow + width_h))))
+    shared = share(tuple(bounds), threads, part_rows, UNEVEN)
     if shared is None:
         return None
     wide = shared.rows >= widening.rows_from(x_TD.dtype) * shared.experts

@@ -56,13 +56,10 @@ def test_graphs_and_regions(measured):
 def test_memory(measured):
     """At its peak a step holds no more than plain Python's.
 
-    To a thousandth: where both peaks are the optimizer's they are 32 bytes apart of 2 MB. And to a kibibyte: C's
-    scratch is a few rows of a layer (17 KB), however small the model; in the backward of switch_transformers it comes
-    to 2.3 KB above plain's peak of 1.64 MB, which is its optimizer's.
+    To a thousandth: where both peaks are the optimizer's they are 32 bytes apart of 2 MB.
     """
     _, result = measured
-    peaks_of = {name: result["ours"][name]["peak_bytes"] for name in ("moebius", "plain")}
-    assert 0 < peaks_of["moebius"] <= peaks_of["plain"] * 1.001 + 1024
+    assert 0 < result["ours"]["moebius"]["peak_bytes"] <= result["ours"]["plain"]["peak_bytes"] * 1.001
 
 
 def test_blocks_from_before_do_not_count():
