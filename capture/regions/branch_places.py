@@ -20,7 +20,7 @@ from moebius.lowering.step import new_notes, note_side
 from ..bytecode.flow import RETURNED
 from ..bytecode.liveness import read_by_name
 from ..guards.recorder import same_constant
-from ..heap.conditional_writes import Notes, Side
+from ..heap.conditional_writes import Notes, Side, Write
 from ..heap.objects import Objects
 from ..heap.places import Entry, HeapPlace
 from ..heap.records import Record
@@ -136,13 +136,12 @@ class Joins:
 
     def leave(self, loop: LoopRegion) -> None:
         put_back(loop)  # (a branch around this one notes what was there before it)
-        if loop.side is not None:
-            self.note(loop, loop.side)
+        if loop.side is not None and (written := self.objects.written_on(loop.side)):
+            self.note(loop, loop.side, written)
 
-    def note(self, loop: LoopRegion, side: Side) -> None:
+    def note(self, loop: LoopRegion, side: Side, written: list[tuple[Record, Write]]) -> None:
         """A side is recorded on which something is written: a node notes it, with what is computed there for that."""
         objects, writer = self.objects, self.writer
-        written = objects.written_on(side)
         noted = {id(value) for _, write in written for one in write.path for value in one.values}
         for _, write in written:
             for value in objects.parts_in(write.parts()):

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering import Lowered, Storage, apply, only_computes, where_raised
+from moebius.lowering import Lowered, Storage, apply, computes, where_raised
 from moebius.lowering.step import BranchError, MissingGradientError, leave_autocast
 from moebius.lowering.step.arrays import LargeNumberError
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
@@ -307,7 +307,9 @@ class Values:
             return self.reached.inputs[node.meta["source"]]
         if self.found.get(node) is not None:
             return self.found[node]
-        if node.op == "placeholder" or not (only_computes(node) or node.target in CONVERSIONS):
+        if node.op == "get_attr":  # a branch's or loop's body
+            return self.module.get_submodule(str(node.target))
+        if node.op == "placeholder" or not (computes(node) or node.target in CONVERSIONS):
             raise Unavailable(f"{node.name} is needed")
         changed = node.target not in CONVERSIONS and self.has_changed(node)
         if changed and not is_view(node):

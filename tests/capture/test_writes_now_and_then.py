@@ -471,6 +471,9 @@ BEHIND = {
     "before it": "if i % 3 == 0:\n    FAILING\n    log.append(i)",
     "behind the branch": "if i % 3 == 0:\n    log.append(i)\nFAILING",
     "in another branch": "if i % 3 == 0:\n    log.append(i)\nif i % 2 == 0:\n    FAILING",
+    "where it is set again": (
+        "row, state.seen = state.rows[:1], i\nif i % 3 == 1:\n    state.last = row\nstate.last = FAILING"
+    ),
 }
 
 
@@ -485,14 +488,18 @@ def test_what_is_written_before_an_error_stands(failing: str, handled: bool, whe
     source = "def step(x, i):\n" + "".join(f"    {line}\n" for line in [*lines, "return x * 2"])
 
     def outcome(wrap):
-        space = {"torch": torch, "log": []}
+        state = types.SimpleNamespace(seen=None, last=None, rows=torch.arange(3.0))
+        space = {"torch": torch, "log": [], "state": state}
         exec(source, space)
         step, errors = wrap(space["step"]), []
         for i in range(16):
             try:
-                errors.append(step(torch.full((3,), 4.0 if i in (6, 12) else i + 1.0), i).tolist())
+                x = torch.full((3,), 4.0 if i in (6, 12) else i + 1.0)
+                errors.append(step(x, i).tolist())
             except (IndexError, ZeroDivisionError) as error:
-                errors.append(str(error)[:20])
+                errors.append((str(error)[:20], state.seen, state.last))
         return errors, space["log"]
 
-    assert outcome(capture) == outcome(lambda step: step)
+    plain = outcome(lambda step: step)
+    for backend in ("eager", "moebius"):
+        assert outcome(lambda step, backend=backend: capture(step, backend=backend)) == plain
