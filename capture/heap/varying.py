@@ -87,15 +87,14 @@ class VaryingPlaces(Store):
             detail = f"{record.source.name} is read, and the block that records in it is open or was left just now"
             raise Break("warnings that were recorded", detail, "read it after the step")
 
-    def growing_length(self, value: Any) -> tuple[Any, int] | None:
-        """Of a list that is longer in each call: its length before the step, and how many items the step has added.
-        Its items are not guarded for it."""
-        record = self.growing_list(value)
-        if record is None or not self.has_open_length(record):
-            return None
-        return self.length_before(record), len(self.added(record) or ())
+    def of_open_length(self, value: Any) -> Record | None:
+        """The record of a list or deque that is longer in each call, as far as it can be. Its items are not guarded for
+        its length."""
+        record = self.growing_list(value, RINGS)
+        return record if record is not None and self.has_open_length(record) else None
 
     def length_before(self, record: Record) -> Any:
+        """What it was when the step began: a number of the graph from the second length on."""
         self.heap.read("length", record.obj, None, None)
         place = length_of(record.source)
         if record.source.name in self.logs or self.added(record):

@@ -182,8 +182,8 @@ class BuiltinHandlers(CallParts):
             if is_array(value) and (whole := self.array_inputs.input(value)) is not None:
                 return whole.fake.shape[0]
             raise Break("len() in C", kind.__name__, "it runs natively")
-        if (grown := self.objects.growing_length(value)) is not None:
-            return self.domain.binary("+", *grown) if grown[1] else grown[0]
+        if (record := self.objects.of_open_length(value)) is not None:
+            return self.domain.tails.length_of(record, self.objects.kept_by(record))
         if (known := self.objects.length_alone(value)) is not None:
             return known
         return base.__len__(self.objects.contents(value))

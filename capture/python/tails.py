@@ -25,15 +25,9 @@ from ..values.numpy_numbers import is_numpy_function
 from ..values.values import SYMBOLIC, Break, SymbolicObject, TensorProxy
 from .parts import Parts
 
-# Of plain numbers alone.
-OF_ITEMS: frozenset[Any] = frozenset(
-    (builtins.sum, builtins.max, builtins.min, math.fsum, np.mean, np.median, np.std, np.var, np.sum, np.max, np.min)
-)
+PYTHONS = (builtins.sum, builtins.max, builtins.min, math.fsum)  # which only compute, of plain numbers
 ADDED = frozenset((*PLAIN, *SYMBOLIC, Number, TensorProxy))
 HINT = "read it outside of the step: append() alone reads nothing"
-
-
-IDS = frozenset(map(id, OF_ITEMS))  # (others may have a hash of the user's)
 
 
 class Tail(SymbolicObject):
@@ -42,7 +36,7 @@ class Tail(SymbolicObject):
     items: Number
 
     def __init__(self, tails: Tails, record: Record, size: int):
-        self.domain, self.size, self.site = tails.domain, size, tails.site()
+        self.tails, self.size, self.site = tails, size, tails.site()
         self.record, self.name, self.refused = record, record.source.name, tails.refused
         self.numbers, self.writer = tails.domain.numbers, tails.domain.tensors.writer
         self.added = tails.domain.objects.added(record) or []
@@ -57,9 +51,7 @@ class Tail(SymbolicObject):
         raise Break("container that changes from call to call", detail, HINT)
 
     def length(self) -> Any:
-        domain = self.domain
-        found = domain.binary("+", domain.objects.length_before(self.record), len(self.added))
-        return found if self.size == sys.maxsize else self.numbers.apply(min, self.size, found)
+        return self.tails.length_of(self.record, self.size)
 
     def expression(self, emitter: Any) -> str:
         found: str = emitter.value(self.items)
@@ -118,6 +110,13 @@ class Tails:
         tail.items = Number(tail.numbers, [], tail.writer.call(end_of, self.input(record), tail.size, *tail.added))
         return tail
 
+    def length_of(self, record: Record, most: int) -> Any:
+        """How many items there are by now, of so many at most."""
+        domain = self.domain
+        before, added = domain.objects.length_before(record), len(domain.objects.added(record) or ())
+        found = domain.binary("+", before, added) if added else before
+        return found if most == sys.maxsize else domain.numbers.apply(min, most, found)
+
     def at(self, values: Any, key: slice) -> Tail | None:
         """``values[-100:]``."""
         ends = key.stop is None and key.step is None and type(key.start) is int and key.start < 0
@@ -125,7 +124,7 @@ class Tails:
 
     def call(self, function: Any, values: Any) -> Any:
         """``function(values)`` of the end of a list, or of one; ABSENT for any other."""
-        if id(function) not in IDS:
+        if not is_numpy_function(function) and not any(function is one for one in PYTHONS):
             return ABSENT
         tail = values if type(values) is Tail else self.of(values)
         return ABSENT if tail is None else tail.given_to(function)

@@ -143,7 +143,7 @@ def test_each_use_is_plain_pythons_and_is_captured_a_few_times(use: str, place: 
     assert use in WHOLE or len(found) <= SETTLED, found
 
 
-@pytest.mark.parametrize("switched_off", ["item_from_end", "growing_length"])
+@pytest.mark.parametrize("switched_off", ["item_from_end", "of_open_length"])
 def test_switched_off_the_list_is_read_as_a_whole(switched_off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from moebius.hook import ABSENT
 
