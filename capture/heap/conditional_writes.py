@@ -83,6 +83,11 @@ class ConditionalWrites(VaryingPlaces):
             self.symbolic_places |= {part_name(record.source, "dict_item", key)}
         return (None if joined else side) or entry_of(self, record, key) or side
 
+    def write_late(self, record: Record, key: Any, value: Any, side: Side | None = None) -> None:
+        """What the running step sets at a place that it alone knows, or on a side that it may not come to."""
+        self.refuse_held(record)
+        self.write_on(side, record, key, value)
+
     def write_on(self, side: Side | None, record: Record, key: Any, value: Any) -> None:
         write = Write(key, value, () if side is None else (side, *side.outer))
         record.late = [*(record.late or ()), write]
@@ -126,9 +131,8 @@ class ConditionalWrites(VaryingPlaces):
     def adds(self, record: Record, items: list[Any], side: Side | None) -> bool:
         """``append`` and ``extend`` where nobody has to know what stands before the items."""
         if side is not None or record.late and any(one.key is APPENDED for one in record.late):
-            self.refuse_held(record)
             for item in items:
-                self.write_on(side, record, APPENDED, item)
+                self.write_late(record, APPENDED, item, side)
         elif record.shadow is None:
             record.appends = [*(record.appends or ()), *items]
         else:
@@ -136,12 +140,14 @@ class ConditionalWrites(VaryingPlaces):
         return True
 
     def added(self, record: Record) -> list[Any] | None:
+        """See ``VaryingPlaces``."""
         path, late = self.open_sides(), record.late or ()
         if any(one.key is not APPENDED or not path.issuperset(one.path) for one in late):
             return None
         return [*(record.appends or ()), *(one.value for one in late)]
 
     def refuse_held(self, record: Record) -> None:
+        """A graph break where a view or an iterator may be asked for what is written late."""
         if record.shadow is not None and sys.getrefcount(record.shadow) > UNSHARED:
             raise Break(
                 "container written at a number while it is iterated over",

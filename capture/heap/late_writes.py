@@ -93,10 +93,6 @@ class LateWrites(ConditionalWrites):
         self.heap.read("length", value, None, None)
         return self.open_length(record)
 
-    def write_late(self, record: Record, key: Any, value: Any) -> None:
-        self.refuse_held(record)
-        self.write_on(None, record, key, value)
-
     def refuse_late(self, record: Record, key: Any = UNREAD) -> None:
         """A graph break if nobody knows where the dict or list holds an entry, or what a node has written into it.
 

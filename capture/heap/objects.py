@@ -302,8 +302,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
         place = self.place_in_branch(record, key) if self.inside else None
         self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE, place=place)
         if is_kind(place, Side) or self.writes_late(record, key):
-            self.refuse_held(record)
-            self.write_on(place if is_kind(place, Side) else None, record, key, value)
+            self.write_late(record, key, value, place if is_kind(place, Side) else None)
             return
         key = self.key_in(record, key)
         if record.shadow is not None:

@@ -55,8 +55,8 @@ class Record:
     reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
     order in which that made them; moved: those of them that were there, were deleted and came again, last;
     appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
-    container from the first whole read on; late: writes at
-  keys that only the running step knows, or that it may not come to.
+    container from the first whole read on; late: writes at keys that only the running step knows, or that it may not
+    come to.
     """
 
     __slots__ = (

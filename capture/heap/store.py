@@ -97,8 +97,8 @@ class Store:
 
     def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True, place: Any = None) -> None:
         """Before anything is changed: inside a body only what was made in it may change. lets_go: whether something may
-        go that is there; not where something only comes. place: what is set, where a
-        branch may do that, or the side of it on which the write is done."""
+        go that is there; not where something only comes. place: what is set, where a branch may do that, or the side of
+        it on which the write is done."""
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)

@@ -115,6 +115,7 @@ class LoopRegion:
         self.read: set[int] = set()  # indices of the locals that the iteration found as they were before the loop
         self.gathered: list[tuple[Appends | None, TensorProxy]] = []  # what a branch appends, and to which lists
         self.since = 0  # the heap's mark as the body began
+        self.outer: Any = None  # the ``GraphScope`` around it
         self.side: Side | None = None  # of a branch, if it writes to what is older where it was come to
         self.places: dict[Any, tuple[HeapPlace, Any]] = {}  # of the heap that a branch sets: with what they held before
         self.chosen: dict[Any, tuple[Any, Any]] = {}  # numbers, by place: what this side leaves, and what the other

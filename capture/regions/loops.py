@@ -253,7 +253,7 @@ class Loops:
         writer, world = tensors.writer, tensors.world
         loop.where = writer.where()
         loop.number = writer.count + 1
-        of_call = is_kind(rows, Conditional) and branches.is_of_call(loop.begun_with[-1])
+        of_call, loop.outer = is_kind(rows, Conditional) and branches.is_of_call(loop.begun_with[-1]), writer.scope
         writer.scope = GraphScope(writer.scope, is_kind(rows, Conditional), of_call)
         objects.open_body(ITERATION)
         loop.since = objects.inside[-1][1]

@@ -279,8 +279,8 @@ class Trace:
     def stop(self) -> None:
         """Leave the trace where it is."""
         self.stopped = self.frames()
-        if self.domain.open_loops:  # they are as they were before these
-            self.writer.scope = self.writer.scope.root()
+        if loops := self.domain.open_loops:  # they are as they were before these
+            self.writer.scope = loops[0].outer
         raise StopHere
 
     def frames(self) -> list[FrameSnapshot]:

@@ -85,7 +85,6 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def before_widening(gate: fx.Node) -> fx.Node:
     """The column [T, 1] of ``column.expand(-1, D)`` or ``.repeat(1, D)``: the product does the same by itself."""
 
-
     def widens(call: Call) -> bool:
         column = shape_of(call["input"]) or ()
         return call.name in ("expand", "repeat") and len(column) == rank_of(gate) and same_size(column[-1], 1)
