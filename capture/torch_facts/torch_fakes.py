@@ -200,6 +200,13 @@ class Relations(list):
         self.places.append(self.where())
 
 
+class Sizes(ShapeEnv):
+    """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does."""
+
+    def _get_user_frame(self) -> None:
+        return None
+
+
 def nowhere() -> None:
     """No line: the trace is over. (A ShapeEnv lives as long as what was captured, and must hold no trace.)"""
 
@@ -217,7 +224,7 @@ class FakeWorld:
         self.thin = thin
         self.ones: set[str] = set()  # the inputs of which such a size is 1 in this call
         # duck_shape off: two sizes that are equal today are still two sizes.
-        self.shape_env = ShapeEnv(
+        self.shape_env = Sizes(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
         self.relations = self.shape_env.guards = Relations(where)
