@@ -199,6 +199,9 @@ class Relations(list):
         super().append(relation)
         self.places.append(self.where())
 
+    def __reduce__(self) -> Any:
+        return list, (list(self),)  # for the key of torch's cache on disk: the trace is none of its business
+
 
 class Sizes(ShapeEnv):
     """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does."""

@@ -1,5 +1,6 @@
 """A foreign backend gets the whole step as one graph; where it cannot, backward runs between two."""
 
+import logging
 from contextlib import nullcontext
 
 import pytest
@@ -169,14 +170,18 @@ def test_the_experts_stay_one_operator():
 
 
 @pytest.mark.timeout(240)
-def test_inductor_trains_alike():
+def test_inductor_trains_alike(caplog):
     """Inductor fuses sums, and multiplies and adds in other orders: 1e-5 is some hundred times float32's rounding, for
-    values of about 1 after four steps."""
+    values of about 1 after four steps. It warns of nothing (keys of its cache on disk hold the sizes' relations)."""
+    monitored = logging.getLogger("torch._inductor")
+    monitored.addHandler(caplog.handler)
     expected, _ = trained("eager", Dense, "momentum", clip=True)
     actual, run = trained("inductor", Dense, "momentum", clip=True)
+    monitored.removeHandler(caplog.handler)
     assert stats(run).breaks == 0
     for a, b in zip(expected, actual, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(("wanted", "graphs"), [(None, 1), (True, 1), (False, 2)])
