@@ -8,9 +8,10 @@ import json
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, _get_protocol_attrs, cast  # type: ignore[attr-defined]  # (3.11 to 3.15)
+from typing import Any, cast
 
 import torch
+from typing_extensions import get_protocol_members
 
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
@@ -100,7 +101,7 @@ class BuiltinHandlers(CallParts):
     def has_members(self, value: Any, protocol: type) -> bool:
         """``isinstance`` of a protocol, which asks for attributes of the object itself (Lib/typing.py)."""
         type(protocol).__instancecheck__(protocol, None)  # a TypeError where it may not be asked
-        names = sorted(_get_protocol_attrs(protocol))
+        names = sorted(get_protocol_members(protocol))
         found = all([self.attributes.has(value, name) for name in names])
         # What counts as data of an object differs between Pythons.
         if not all(callable(getattr(protocol, name, None)) for name in names) or is_kind(value, protocol) is not found:
