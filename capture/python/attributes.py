@@ -38,6 +38,7 @@ from ..values.opaque_tensor import Varying
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy, type_of
 from ..values.values import UndefinedAfterLoop as Undefined
 from .questions import QUESTIONS
+from .reach import may_load
 from .specials import is_generic
 from .texts import Text
 
@@ -323,14 +324,16 @@ class Attributes(Slots):
         fallback = own if own is not ABSENT else self.on_type(kind, "__getattr__")
         if fallback is ABSENT:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
-        # Lazy modules fill themselves in at first use; that use may as well be now.
-        value = getattr(module, name)
-        if name not in vars(module) and not is_kind(value, IDENTITIES):
-            if is_kind(fallback, types.FunctionType):  # (a module of settings answers from what it keeps)
-                return self.call(fallback, [name] if own is not ABSENT else [module, name], {})
-            where = f"{module.__name__}.__getattr__ gives {name!r}"
-            raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
-        return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
+        before = vars(module)
+        is_asked = name not in before and before.get("__getattr__", ABSENT) is own  # (else the step has written there)
+        if is_asked and may_load((fallback, kind)):  # what loads itself at its first use may as well do so now
+            value = getattr(module, name)
+            if name in before or is_kind(value, IDENTITIES):
+                return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
+        if is_kind(fallback, types.FunctionType):  # (a module of settings answers from what it keeps)
+            return self.call(fallback, [name] if own is not ABSENT else [module, name], {})
+        where = f"{module.__name__}.__getattr__ gives {name!r}"
+        raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
 
     def of_class(self, cls: type, name: str) -> Any:
         """``type.__getattribute__`` (Objects/typeobject.c)."""

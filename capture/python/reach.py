@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextvars
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 from moebius.interpreter import is_kind
 
 MANY = 5000  # functions and items that are looked at
+LOADERS = (vars(importlib), vars(importlib.import_module), builtins.__import__)
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
 
 
@@ -88,6 +90,11 @@ def may_look_at(function: Any, owners: Collection[Any]) -> bool:
             holders.append(held)
             pending += [type(value), *(held.get(name) for name in names)]
     return False
+
+
+def may_load(function: Any) -> bool:
+    """Whether a call of the function may import modules by their names."""
+    return may_look_at(function, LOADERS)
 
 
 def code_names(code: types.CodeType) -> Iterator[str]:

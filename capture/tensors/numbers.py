@@ -323,10 +323,10 @@ class Numbers:
         except Exception as error:
             if next(numbers_in((*operands, *named.values())), None) is None:
                 raise
+            self.writer.before_failure(function, operands)
             if not known and not is_kind(error, TypeError):
                 detail = f"{type(error).__name__}: {error}"
                 raise Break("arithmetic that may fail", detail, "compute it after the step") from None
-            self.writer.before_failure(function, operands)
             if known and not is_kind(error, TypeError):  # today's values: the error is the step's own
                 found, formula = self.again(function, operands, named)
                 self.guard(Raises(formula, found, error))

@@ -78,3 +78,32 @@ def test_nobody_else_divides_in_parts():
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             captured(-x)
+
+
+BESIDE = {
+    "v / k": lambda v, k: v / k,
+    "v // k": lambda v, k: v // k,
+    "v % k": lambda v, k: v % k,
+    "v / (k * 0.5)": lambda v, k: v / (k * 0.5),
+    "(v > 0) / k": lambda v, k: (v > 0) / k,
+    "fmod": math.fmod,
+    "twice": lambda v, k: v // 1 // k,
+}
+
+
+@pytest.mark.parametrize("operation", BESIDE)
+def test_what_was_done_before_a_number_of_the_call_makes_it_fail_is_done(operation):
+    def run(step):
+        log = []
+        for i in range(8):
+            try:
+                step(torch.ones(3) * i, i, log)
+            except (ZeroDivisionError, ValueError) as error:
+                log.append((str(error), getattr(error, "__notes__", None)))
+        return repr(log)
+
+    def step(x, i, log):
+        log.append(i)
+        log.append(BESIDE[operation](x.sum().item(), i % 4 - 2))
+
+    assert run(capture(step, backend="eager")) == run(step)

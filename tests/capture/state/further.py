@@ -462,6 +462,12 @@ def module(v):
     m.__getattr__ = lambda name: m.held
     return m
 """),
+    "module __getattr__ replaced": Kind("module($)", 'getattr(@, "v", 1)', "@.__getattr__ = lambda name: $", """
+def module(v):
+    m = types.ModuleType('m')
+    m.__getattr__ = lambda name: v
+    return m
+"""),
     "annotations of a class": Kind("annotated($)", "@.__annotations__['v']", "@.__annotations__['v'] = $", """
 def annotated(v):
     return type('C', (), {'__annotations__': {'v': v}})
