@@ -103,6 +103,11 @@ class CapturedGraph:
         """How many calls it makes (inputs, attributes and the output are none)."""
         return sum(node.op.startswith("call_") for node in self.nodes())
 
+    @property
+    def inputs(self) -> int:
+        """How many inputs it takes."""
+        return sum(node.op == "placeholder" for node in self.gm.graph.nodes)
+
 
 @dataclass
 class ExpertRegion:

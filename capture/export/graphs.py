@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.step import ROLES, role_of, texts
+from moebius.lowering.step import ROLES, notes, role_of, texts
 from moebius.lowering.step.checkpoint import checkpointed
 from moebius.lowering.torch_private import custom_operator_name
 
@@ -223,4 +223,9 @@ def refusal(target: Any) -> str:
         return "activation checkpointing is not written to files: capture the step without it for export"
     if getattr(target, "__module__", None) == texts.__name__:
         return "a text made of tensors' numbers (an f-string) is not written to files: return the tensors instead"
+    if getattr(target, "__module__", None) == notes.__name__:
+        return (
+            "in some calls alone the step sets or appends something here, and no file can say when: return the value in "
+            "each call, and set it outside of the step"
+        )
     return f"{getattr(target, '__name__', target)} is not an operator that a file may name: keep it out of the step"

@@ -237,8 +237,8 @@ class ResidualReader:
         }
         about = f" ({', '.join(sorted(involved))})" if involved else ""
         raise ExportError(
-            f"the step does or returns something that a file cannot hold{about}: {ast.unparse(node)[:120]}. Return "
-            "tensors, numbers and plain containers, and keep other objects out of the step"
+            f"the step does or returns something that a file cannot hold{about}. Return tensors, numbers and plain "
+            "containers, and keep other objects out of the step"
         )
 
     def refuse_change(self, owner: Any, node: ast.AST) -> NoReturn:

@@ -50,9 +50,9 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
     world = World(segment.guards, segment_names(captured, segment))
     state = State(world)
     hints = [str(n.meta.get("source", n.target)) for n in gm.graph.nodes if n.op == "placeholder"]
-    residual = ResidualReader(segment.run, world, state, hints)
     graphs = GraphWriter()
-    graph = graphs.write(gm)
+    graph = graphs.write(gm)  # (the first to refuse: its nodes know the user's lines)
+    residual = ResidualReader(segment.run, world, state, hints)
     guards = GuardWriter(world, state, residual).write()
     refuse_changed(world, residual)
     # backward adds to what is there, whether or not the step reads it

@@ -152,8 +152,9 @@ class Joins:
         self.refuse_given(loop)
         if objects.notes is None:
             with writer.in_front((), lambda scope: True):
-                objects.notes = Notes(self.tensors.numbers, {}, writer.call(new_notes))
-        writer.call(note_side, objects.notes, side.number, *side.values)
+                objects.notes = Notes(self.tensors.numbers, {}, (made := writer.call(new_notes)))
+                made.meta |= loop.stands_at
+        writer.call(note_side, objects.notes, side.number, *side.values).meta.update(loop.stands_at)
         for _, write in written if not side.outer else ():
             for one in write.path:
                 one.is_over = True

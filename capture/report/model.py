@@ -213,11 +213,6 @@ def graph_places(graph: CapturedGraph) -> Iterator[tuple[str, int, str]]:
         yield from node.meta.get("stack", ())
 
 
-def inputs(graph: CapturedGraph) -> int:
-    """How many inputs the graph takes."""
-    return sum(node.op == "placeholder" for node in graph.gm.graph.nodes)
-
-
 def region_dict(region: ExpertRegion, stays: dict[RegionRow, Stays]) -> dict[str, Any]:
     """A loop over experts as plain data; of what blocks it, the user's lines and the expressions in them."""
     known = asdict(replace(region, blocker=None))
@@ -251,7 +246,7 @@ def graph_dict(graph: CapturedGraph) -> dict[str, Any]:
         "cold_seconds": graph.cold_seconds,
         "times": dict(graph.times),
         "operations": graph.operations,
-        "inputs": inputs(graph),
+        "inputs": graph.inputs,
         "code": graph.gm.code.strip(),
         "fault": graph.fault,
     }

@@ -18,7 +18,7 @@ from .codes import by_name
 from .drawing import PHASES, drawing
 from .groups import guard_groups
 from .listing import Listing, listings
-from .model import Findings, inputs
+from .model import Findings
 from .records import GraphBreak, counted
 from .stays import Stays
 from .words import (
@@ -324,7 +324,7 @@ def graphs(report: Findings) -> str:
             f'<details class="card graph"><summary class="cardhead"><b>{escape(graph.name)}</b>'
             f'<span class="place">{escape(place(graph.file, graph.line))}</span>'
             f'<span class="chip">{plural(graph.operations, "operation")}</span>'
-            f'<span class="chip">{plural(inputs(graph), "input")}</span>'
+            f'<span class="chip">{plural(graph.inputs, "input")}</span>'
             f'<span class="chip">cold {duration(graph.cold_seconds)}</span></summary>'
             f'{drawn(graph)}<details><summary>as FX code</summary><pre class="fx">{escape(code)}</pre></details>'
             "</details>"

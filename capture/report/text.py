@@ -16,7 +16,7 @@ from rich.text import Text
 from ..bytecode.expressions import Excerpt, excerpt_of
 from ..guards.sources import as_written
 from .groups import guard_groups
-from .model import Findings, inputs
+from .model import Findings
 from .records import GraphBreak, counted
 from .words import (
     COUNTING_STOPPED,
@@ -133,7 +133,7 @@ def graphs(report: Findings) -> Group | None:
     made = table("graph", "begins at", "operations", "inputs", "cold", right=("operations", "inputs", "cold"))
     for graph in report.graphs:
         where = place(graph.file, graph.line)
-        made.add_row(graph.name, where, str(graph.operations), str(inputs(graph)), duration(graph.cold_seconds))
+        made.add_row(graph.name, where, str(graph.operations), str(graph.inputs), duration(graph.cold_seconds))
     failed = [graph for graph in report.graphs if graph.fault]
     said = [f"{place(one.file, one.line)} as it was captured: lowering failed, {one.fault}" for one in failed]
     return Group(made, *(Text(line, style="red") for line in said))

@@ -214,13 +214,20 @@ class Bag:
     pass
 
 
+def now_and_then(x, counter, kept):
+    counter.calls += 1
+    if counter.calls % 3 == 0:
+        kept.__setitem__("last", counter.calls) if isinstance(kept, dict) else kept.append(counter.calls)
+    return x * 2
+
+
 def refused(function, *args, match, path):
     captured = capture(function)
-    for _ in range(2):
+    for _ in range(5):
         captured(*args)
-    with pytest.raises(ExportError, match=match):
+    with pytest.raises(ExportError, match=match) as found:
         captured.export(path)
-    assert not path.exists()
+    assert not path.exists() and "m_" not in str(found.value)  # (no code of ours)
 
 
 def test_refusals_say_why(tmp_path):
@@ -256,6 +263,11 @@ def test_refusals_say_why(tmp_path):
     refused(breaks, x, match="not one graph.*break|not one graph", path=path)
     refused(user_object, x, match="Bag", path=path)
     refused(changes_argument, x, {}, match="changes its argument", path=path)
+    counter = Bag()
+    counter.calls, line = 0, now_and_then.__code__.co_firstlineno
+    for kept in (counter.__dict__, history):
+        found = rf"py:{line + 2}: in some calls alone .* outside of the step"
+        refused(now_and_then, x, counter, kept, match=found, path=path)
     refused(lambda x: f"{x.sum().item():.2f}", x, match=r"py:\d+: a text made of .*return the tensors", path=path)
     weight = torch.ones(3, requires_grad=True)
     refused(
