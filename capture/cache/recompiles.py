@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dis
+import inspect
 import itertools
 import os
 import types
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebius.interpreter import is_kind
+from moebius.interpreter import decode, is_kind
 
-from ..bytecode.counting import goes_on
+from ..bytecode.counting import goes_on, goes_on_with
 from ..bytecode.user_code import is_ours
 from ..guards import hints
 from ..guards.program import CompiledGuards, changed_in_class, changed_key, describe_object, differs, fetch, look_up
@@ -211,12 +211,32 @@ def asked_at(name: str, file: str, line: int, code: types.CodeType) -> tuple[str
         return file, said.line
     if local is None or (file, line) != (code.co_filename, code.co_firstlineno):
         return file, line
-    last = line
-    for instruction in dis.get_instructions(code):
-        last = instruction.positions.lineno or last if instruction.positions else last
-        if instruction.opname.startswith("LOAD") and local.group(1) in named_by(instruction.argval):
-            return file, last
-    return file, line
+    return file, line_that_reads(local.group(1).partition("[")[0], code) or line  # (``rest[0]``, of ``*rest``)
+
+
+def line_that_reads(name: str, code: types.CodeType) -> int:
+    """The first line that reads a local; of one that only lives on since a graph break, the last one before that. 0:
+    there is none."""
+    if lines := lines_that_read(name, code):
+        return lines[0]
+    while (before := goes_on_with(code)) is not None:
+        code = before[0]
+        if lines := lines_that_read(name, code, before[1]):
+            return lines[-1]
+    return 0
+
+
+def lines_that_read(name: str, code: types.CodeType, until: int | None = None) -> list[int]:
+    """Of the first instructions of a function, those that load the name, by line. An argument that ``**rest`` holds is
+    loaded by it."""
+    found, line = [], code.co_firstlineno
+    if code.co_flags & inspect.CO_VARKEYWORDS and name not in (*code.co_varnames, *code.co_cellvars):
+        name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    for instruction in decode(code).instructions[:until]:
+        line = instruction.line or line
+        if instruction.opname.startswith("LOAD") and name in named_by(instruction.argval):
+            found.append(line)
+    return found
 
 
 def named_by(operand: Any) -> tuple[Any, ...]:

@@ -225,7 +225,7 @@ def refusal(target: Any) -> str:
         return "a text made of tensors' numbers (an f-string) is not written to files: return the tensors instead"
     if getattr(target, "__module__", None) == notes.__name__:
         return (
-            "in some calls alone the step sets or appends something here, and no file can say when: return the value in "
-            "each call, and set it outside of the step"
+            "in some calls alone the step sets or appends something here, and no file can say when: return the value "
+            "in each call, and set it outside of the step"
         )
     return f"{getattr(target, '__name__', target)} is not an operator that a file may name: keep it out of the step"

@@ -26,7 +26,7 @@ MOST = 4  # variables of one expression
 KEYS = (TensorProxy, Number)  # which may be of the data
 # Instructions whose value is their expression's.
 MAKES_ONE = ("CALL", "BINARY_", "UNARY_", "COMPARE_", "LOAD_", "BUILD_", "LIST_", "IS_OP", "CONTAINS_OP", "FORMAT_")
-LOCAL = re.compile(r"L\['(\w+)'\]")
+LOCAL = re.compile(r"L\['([^']+)'\]")
 OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
 CHOSEN = (  # detail and hint where data choose an item
     "which item this is follows from a number that only the running step knows",

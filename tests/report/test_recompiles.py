@@ -17,6 +17,7 @@ from moebius.guards.sources import LEFT, as_written
 from moebius.report.groups import guard_groups
 from moebius.report.model import Findings
 from moebius.report.records import LIBRARIES, Guard
+from moebius.trace.provenance import LOCAL
 
 X = torch.ones(3)
 
@@ -367,3 +368,42 @@ def test_an_attribute_that_the_class_had_is_not_called_absent() -> None:
     captured(X)
     (item, *_) = explain(captured)(X).recompiles
     assert (item.old, item.new) == ("not set on the object", "1")
+
+
+class Holder(torch.nn.Module):
+    factor = 2
+
+
+@disable
+def apart(*_: Any) -> None:
+    pass
+
+
+def guarded(x, holder, number=3, *rest, flag=True, **named):
+    x = x * holder.factor
+    first(x)  # noqa: F821
+    x = x + number
+    second(x, holder)  # noqa: F821
+    x = x * rest[0] + rest[1]
+    third()  # noqa: F821
+    return x * named["scale"] if flag else x
+
+
+@pytest.mark.parametrize("native", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_no_guard_of_an_argument_stands_at_the_def(native: tuple[bool, ...]) -> None:
+    """Also of one that only lives on: a part of the function that begins at a break may take what it never reads."""
+    names = ("first", "second", "third")
+    between = {name: apart if breaks else passes for name, breaks in zip(names, native, strict=True)}
+    function = types.FunctionType(guarded.__code__, between, argdefs=guarded.__defaults__)
+    function.__kwdefaults__ = guarded.__kwdefaults__
+    report = explain(capture(function))(X, Holder(), 4, 2.0, 3.0, flag=True, scale=5.0)
+    assert len(report.breaks) == sum(native)
+    of_arguments = [(LOCAL.match(guard.source), line_of(guard)) for guard in report.guards]
+    found = {(match[1].partition("[")[0], line) for match, line in of_arguments if match is not None}
+    names = {name for name, _ in found}
+    assert {"x", "holder", "number", "rest", "flag"} <= names and {"scale", "named"} & names
+    assert [(name, line) for name, line in found if name not in line or "def " in line] == []
+
+
+def passes(*_: Any) -> None:
+    pass
