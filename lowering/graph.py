@@ -6,6 +6,7 @@ iteration of a Python loop over experts, and :func:`skip_iteration`, the ``conti
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,16 @@ class CapturedGraph:
         return sum(node.op == "placeholder" for node in self.gm.graph.nodes)
 
 
+@dataclass(frozen=True)
+class ProofStep:
+    """A step of the proof that a region computes what the operator does: its name, what holds, and the user's line."""
+
+    name: str
+    holds: str
+    file: str
+    line: int
+
+
 @dataclass
 class ExpertRegion:
     """One place where the user's code runs tokens through experts, and what lowering did with it.
@@ -119,6 +130,8 @@ class ExpertRegion:
         failed, at which line, and ``blocker`` is the place of what stands in the way, (file, line, function).
     kernel: name of the kernel form that runs it ("cpu", "triton", "loop", "cpu, expert parallel over 2 ranks", ...).
     saved_bytes: bytes kept for backward by this region, parameters excluded; None while unknown (dynamic sizes).
+    proof: the steps that hold: all of them, or those before the one that the refusal names. as_written: says what the
+    user's loop keeps for backward.
     """
 
     file: str
@@ -131,6 +144,13 @@ class ExpertRegion:
     kernel: str = "loop"
     saved_bytes: int | None = None
     blocker: tuple[str, int, str] | None = None
+    proof: tuple[ProofStep, ...] = ()
+    as_written: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def loop_saved_bytes(self) -> int | None:
+        """The bytes that the loop keeps for backward as it is written, parameters excluded; None while unknown."""
+        return None if self.as_written is None else self.as_written()
 
 
 @dataclass

@@ -215,8 +215,8 @@ def graph_places(graph: CapturedGraph) -> Iterator[tuple[str, int, str]]:
 
 def region_dict(region: ExpertRegion, stays: dict[RegionRow, Stays]) -> dict[str, Any]:
     """A loop over experts as plain data; of what blocks it, the user's lines and the expressions in them."""
-    known = asdict(replace(region, blocker=None))
-    del known["blocker"]
+    known = asdict(replace(region, blocker=None, as_written=None)) | {"loop_saved_bytes": region.loop_saved_bytes}
+    del known["blocker"], known["as_written"]
     why = stays.get(region_row(region), Stays(""))
     found = [asdict(excerpt) for excerpt in why.excerpts]
     return {**known, "excerpt": found[0] if found else None, "blocking": found if why.all_of_it else []}

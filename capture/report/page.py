@@ -34,7 +34,7 @@ from .words import (
 )
 
 if TYPE_CHECKING:
-    from moebius.lowering.graph import CapturedGraph
+    from moebius.lowering.graph import CapturedGraph, ExpertRegion
 
 HOWS = {
     "captured": "in a graph",
@@ -290,6 +290,7 @@ def text_cell(text: str, css: str = "") -> tuple[str, str]:
 
 def regions(report: Findings) -> str:
     rows = []
+    first = {region_row(region): region for region in reversed(report.expert_regions)}
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         times = f' <b title="the same line, captured {count} times">×{count}</b>' if count > 1 else ""
@@ -299,11 +300,25 @@ def regions(report: Findings) -> str:
             stays = report.stays.get(row, Stays(""))
             lines = "".join(map(shown_excerpt, stays.excerpts))
             became = (f'<span class="pill bad">loop</span> {escape(stays.sentence)}{lines}', "1")
+        became = (became[0] + proof(first[row]), became[1])
         loop = (f'<span class="place">{escape(where)}</span>{times}', where)
         written = map(text_cell, (idiom, experts, top_k))
         rows.append([loop, *written, became, text_cell(kernel, "mono"), text_cell(saved)])
     columns = ("loop", "written as", "experts", "top-k", "became", "kernel", "kept for backward")
     return table(columns, rows, numbers=("experts", "top-k", "kept for backward"))
+
+
+def proof(region: ExpertRegion) -> str:
+    """The steps that hold, each with what that says and the user's line."""
+    if not region.proof:
+        return ""
+    count, before = len(region.proof), "" if region.lowered else ", before the one that fails"
+    steps = "".join(
+        f'<li><b>{escape(step.name)}</b> <span class="place">{escape(place(step.file, step.line))}</span><br>'
+        f"{escape(step.holds)}</li>"
+        for step in region.proof
+    )
+    return f"<details><summary>proof: {plural(count, 'step')} hold{before}</summary><ol>{steps}</ol></details>"
 
 
 def sync_points(report: Findings) -> str:

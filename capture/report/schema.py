@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.7"
+VERSION = "1.8"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -65,7 +65,8 @@ SCHEMA: dict[str, Any] = {
         guards=many(record(source=TEXT, check=TEXT, owner=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
         expert_regions=many(
             {"type": "object", "required": [
-                "file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt", "blocking"]}
+                "file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt", "blocking", "proof",
+                "saved_bytes", "loop_saved_bytes"]}
         ),
         sync_points=many(record(why=TEXT, operator=TEXT, **PLACE, function=TEXT, excerpt=maybe(EXCERPT))),
         cuda_graph=TEXT,

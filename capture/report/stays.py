@@ -36,6 +36,14 @@ class Stays:
         return f"{self.why}; without {'this' if count == 1 else f'these {count}'} it would be one operator:"
 
 
+def proof_by_line(region: ExpertRegion) -> list[tuple[str, int, list[str]]]:
+    """The steps of its proof that hold, by the user's line that each is about: (file, line, their names)."""
+    by_line: dict[tuple[str, int], list[str]] = {}
+    for step in region.proof:
+        by_line.setdefault((step.file, step.line), []).append(step.name)
+    return [(*place, names) for place, names in sorted(by_line.items())]
+
+
 def stays_of(regions: list[ExpertRegion], searches: list[tuple[list[ExpertRegion], Search]]) -> dict[RegionRow, Stays]:
     """For each row of refused regions. searches: what looks further, for the regions of a graph."""
     found: dict[RegionRow, Stays] = {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import linecache
 from collections import Counter
+from collections.abc import Iterator
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -18,6 +20,7 @@ from ..guards.sources import as_written
 from .groups import guard_groups
 from .model import Findings
 from .records import GraphBreak, counted
+from .stays import proof_by_line
 from .words import (
     COUNTING_STOPPED,
     NOTHING_COUNTED,
@@ -205,7 +208,23 @@ def regions(report: Findings, width: int) -> Group | None:
         if (stays := report.stays.get(row)) is not None:
             refusals.append(Text(f"why {where} stays a loop: {stays.sentence}", style="red"))
             refusals += [excerpt_text(excerpt, width) for excerpt in stays.excerpts]
-    return Group(made, *refusals)
+    return Group(made, *refusals, *proofs(report, width))
+
+
+def proofs(report: Findings, width: int) -> Iterator[Text | Table]:
+    """Of each region, the steps of its proof that hold, beside the user's lines that they are about."""
+    first = {region_row(region): region for region in reversed(report.expert_regions) if region.proof}
+    for row, region in reversed(first.items()):
+        known = "all hold" if region.lowered else "then the one that fails, above"
+        yield Text(f"proof of {row[0]}: {plural(len(region.proof), 'step')}, {known}", style="dim")
+        made = Table.grid(padding=(0, 2, 0, 0))
+        made.add_column(no_wrap=True)
+        made.add_column(style="green")
+        for file, line, names in proof_by_line(region):
+            number = f"{line:>5} " if file == region.file else f"  {place(file, line)} "
+            source = linecache.getline(file, line).strip()
+            made.add_row(Text(number, style="dim").append("│ ").append(shorten(source, width // 3)), ", ".join(names))
+        yield made
 
 
 def sync_points(report: Findings, width: int) -> Group | None:

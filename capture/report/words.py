@@ -89,6 +89,12 @@ def with_short_places(text: str) -> str:
     return PATHS.sub(lambda found: place(found[1], int(found[2])), text)
 
 
+def saved(region: ExpertRegion) -> str:
+    """``146.5 KiB → 57.0 KiB``: what it keeps for backward as it is written, where that is known, and as it runs."""
+    before, after = region.loop_saved_bytes, region.saved_bytes
+    return byte_size(after) if before is None or after is None else f"{byte_size(before)} → {byte_size(after)}"
+
+
 def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str, str]:
     """(place, idiom, experts, top-k, lowered, kernel, saved, refusal): the same line run by each layer is one row."""
     return (
@@ -98,6 +104,6 @@ def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str
         "–" if region.top_k is None else str(region.top_k),
         region.lowered,
         region.kernel,
-        byte_size(region.saved_bytes),
+        saved(region),
         with_short_places(region.refusal or ""),
     )

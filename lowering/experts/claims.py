@@ -5,6 +5,7 @@ A claim says nothing yet: every step of a proof (proof.py, by_row.py) judges it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,14 +32,15 @@ from moebius.lowering.experts.facts import (
     linears,
 )
 from moebius.lowering.experts.reader import Reader
+from moebius.lowering.graph import ProofStep
 from moebius.lowering.values import computed_of, describe_where, shape_of, where_of
 
 
 class Refused(Exception):
-    """The proof failed. ``step``: which one; ``reason``: what it found; ``node``: where."""
+    """The proof failed. ``step``: which; ``reason``: what it found; ``node``: where; ``proof``: the steps before it."""
 
-    def __init__(self, step: str, reason: str, node: fx.Node):
-        self.step, self.reason, self.node = step, reason, node
+    def __init__(self, step: str, reason: str, node: fx.Node, proof: Sequence[ProofStep] = ()):
+        self.step, self.reason, self.node, self.proof = step, reason, node, proof
         super().__init__(f"{step}: {reason} ({describe_where(placed(node))})")
 
 
@@ -56,7 +58,7 @@ def placed(node: fx.Node) -> fx.Node:
 class Claim:
     """What every claim says: rows are added up where they were looked up, one expert an iteration.
 
-    hits, limit: what the loop runs over. experts: how many have weights and an iteration."""
+    hits, limit: what the loop runs over. experts: how many have weights and an iteration. proof: of it, so far."""
 
     reader: Reader
     sum: Accumulated
@@ -64,6 +66,12 @@ class Claim:
     hits: HitList | None = None
     limit: int | None = None
     experts: int = 0
+    proof: list[ProofStep] = field(default_factory=list)
+
+    @property
+    def function(self) -> str:
+        """What an expert computes, for people."""
+        return "rows of its own, row by row"
 
     @property
     def node(self) -> fx.Node:
@@ -112,6 +120,11 @@ class Fused(Claim):
     activation: str
     coefficient: float
     after: RowWise | None = None
+
+    @property
+    def function(self) -> str:
+        gate = f"{self.activation}(gate(x))"
+        return f"down({gate})" if self.up is None else f"down({gate} * up(x))"
 
     @property
     def x(self) -> Rows:

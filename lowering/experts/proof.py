@@ -17,8 +17,8 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.claims import Claim, Fused, Refused
-from moebius.lowering.experts.facts import RowFunction, Selection, State, Test, Unknown
+from moebius.lowering.experts.claims import Claim, Fused, Refused, placed
+from moebius.lowering.experts.facts import Fact, RowFunction, Selection, State, Test, Unknown
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import (
     ALL,
@@ -33,10 +33,11 @@ from moebius.lowering.experts.routing import (
     weighs_alike,
 )
 from moebius.lowering.experts.saved_for_backward import before_the_loop, writer_before_backward
+from moebius.lowering.graph import ProofStep
 from moebius.lowering.operators import draws, loop_body, read_call, target_name
 from moebius.lowering.step.checkpoint import checkpoint_around
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import computed_of, rank_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import computed_of, rank_of, same_shape, shape_of, tensor_of, users_line
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The steps
@@ -338,36 +339,83 @@ def changed_before_backward(claim: Claim, kept: list[fx.Node]) -> Fault | None:
     return f"{target_name(writer)} changes what the operator keeps, before backward", writer
 
 
+def at_the_sum(claim: Claim) -> fx.Node:
+    return claim.node
+
+
+def at_the_loop(claim: Claim) -> fx.Node:
+    return claim.reader.loop
+
+
+def at_the_target(claim: Claim) -> fx.Node:
+    target = target_of(claim)
+    return target if isinstance(target, fx.Node) else claim.reader.loop
+
+
+def at_the_routing(claim: Claim) -> fx.Node:
+    return index_root(claim.index)
+
+
+def at_the_skips(claim: Claim) -> fx.Node:
+    return next((skip.node for skip in claim.reader.evidence.skips), claim.reader.loop)
+
+
+def at_the_rows(claim: Claim) -> fx.Node:
+    return where_it_is(claim, claim.lookups[0]) if claim.lookups else claim.node
+
+
+def at_the_gate(claim: Fused) -> fx.Node:
+    return where_it_is(claim, claim.gate)
+
+
+def at_the_down_projection(claim: Fused) -> fx.Node:
+    return where_it_is(claim, claim.down)
+
+
+def where_it_is(claim: Claim, fact: Fact) -> fx.Node:
+    """The first node of an iteration that is this."""
+    return next((node for node, known in claim.reader.facts.items() if known == fact), claim.node)
+
+
 @dataclass(frozen=True)
 class Step:
-    """One step of the proof: its name in refusals, and the judge."""
+    """One step of the proof: its name in refusals, the judge, and what it is about, for the line in reports."""
 
     name: str
     judge: Callable[[Any], Fault | None]
+    about: Callable[[Any], fx.Node] = at_the_sum
+
+    def proven(self, claim: Claim) -> ProofStep:
+        """What a report says where it holds: the first sentence on the judge."""
+        return proof_step(self.name, " ".join((self.judge.__doc__ or "").split()).partition(". ")[0], self.about(claim))
+
+
+def proof_step(name: str, holds: str, node: fx.Node) -> ProofStep:
+    return ProofStep(name, holds.removesuffix("."), *users_line(placed(node)))
 
 
 STEPS: tuple[Step, ...] = (
-    Step("known operators", known_operators),
-    Step("nothing else written", nothing_else_written),
-    Step("nothing else drawn", nothing_else_drawn),
+    Step("known operators", known_operators, at_the_loop),
+    Step("nothing else written", nothing_else_written, at_the_loop),
+    Step("nothing else drawn", nothing_else_drawn, at_the_loop),
     Step("one sum", one_sum),
-    Step("own storage", own_storage),
-    Step("every expert once", every_expert_once),
-    Step("harmless skips", harmless_skips),
-    Step("allowed routing", allowed_routing),
-    Step("rows by token", rows_by_token),
+    Step("own storage", own_storage, at_the_target),
+    Step("every expert once", every_expert_once, at_the_loop),
+    Step("harmless skips", harmless_skips, at_the_skips),
+    Step("allowed routing", allowed_routing, at_the_routing),
+    Step("rows by token", rows_by_token, at_the_rows),
     Step("one selection", one_selection),
-    Step("tokens once", tokens_once),
+    Step("tokens once", tokens_once, at_the_routing),
     Step("routing weights", routing_weights),
-    Step("same input", same_input),
-    Step("whole weights", whole_weights),
+    Step("same input", same_input, at_the_gate),
+    Step("whole weights", whole_weights, at_the_gate),
     Step("sizes", sizes_agree),
-    Step("one precision", one_precision),
-    Step("a weight's factor", a_weights_factor),
-    Step("gradients", with_gradients),
-    Step("routing unchanged", routing_unchanged),
-    Step("kept unchanged", kept_unchanged),
-    Step("routed again", routed_again),
+    Step("one precision", one_precision, at_the_down_projection),
+    Step("a weight's factor", a_weights_factor, at_the_down_projection),
+    Step("gradients", with_gradients, at_the_loop),
+    Step("routing unchanged", routing_unchanged, at_the_routing),
+    Step("kept unchanged", kept_unchanged, at_the_rows),
+    Step("routed again", routed_again, at_the_routing),
 )
 
 
@@ -376,10 +424,12 @@ def prove(
 ) -> AnyClaim:
     """The claim that ``make`` takes the loop for, all steps holding. storage: of the loop's graph. Raises Refused."""
     claim = make(reader, storage)
+    claim.proof.append(proof_step("expert function", f"An expert computes {claim.function}", at_the_rows(claim)))
     for step in steps:
         fault = step.judge(claim)
         if fault is not None:
-            raise Refused(step.name, *fault)
+            raise Refused(step.name, *fault, claim.proof)
+        claim.proof.append(step.proven(claim))
     return claim
 
 

@@ -39,6 +39,7 @@ from moebius.lowering.experts.hoisted_conditionals import (
     skip_unused,
 )
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
+from moebius.lowering.experts.kept_by_loop import kept_as_written
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.matrices import flatten_rows
 from moebius.lowering.experts.missed_experts import (
@@ -114,7 +115,7 @@ def replace_all(work: Work) -> None:
         storage = storage or Storage(work.gm.graph)
         region = unlowered_region(loop, work.keep_loops)
         work.regions.append(region)
-        if work.keep_loops is None and not replace_loop(work, loop, storage, region) and takes_blocks(work):
+        if work.keep_loops is None and not replace_loop(work, loop, storage, region, users=True) and takes_blocks(work):
             replace_written_out(work, loop, region)
     if work.keep_loops is not None:
         return
@@ -416,10 +417,11 @@ def replace_dense(work: Work, whole: DenseSum) -> ExpertRegion | None:
 
 def replace_loop(
     work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, iterations: Unrolled | None = None,
-    by_rows: bool = True,
+    by_rows: bool = True, users: bool = False,
 ) -> bool:
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why. by_rows:
-    whether it may be projections of sorted rows: where all experts read the same rows, these would be E copies."""
+    whether it may be projections of sorted rows: where all experts read the same rows, these would be E copies. users:
+    whether its iterations are the user's."""
     before = loop.prev
     try:
         reader = Reader(loop)
@@ -428,11 +430,13 @@ def replace_loop(
             storage.add(node)
         claim, result = prove_and_write(work, reader, storage, by_rows)
     except Refused as refusal:
+        region.proof = tuple(refusal.proof)
         refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
         refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", loop)
     else:
         fill(region, claim, work.options)
+        region.as_written = kept_as_written(claim) if users else None
         if iterations is not None:
             writer = Writer(claim)
             index = writer.invariant(claim.selection.index)
@@ -491,6 +495,7 @@ def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool)
 
 
 def fill(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
+    region.proof = tuple(claim.proof)
     if isinstance(claim, Fused):
         fill_region(region, claim, options)
     else:
@@ -572,7 +577,7 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
     region = ExpertRegion(*where_of(anchors[0])[:2], f"{len(anchors)} iterations, one after another")
     with Attempt(work, region, anchors[0]):
         iterations = build_loop(work.gm, anchors, storage)
-        replace_loop(work, iterations.loop, storage, region, iterations)
+        replace_loop(work, iterations.loop, storage, region, iterations, users=True)
     return region
 
 
