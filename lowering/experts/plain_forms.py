@@ -34,13 +34,13 @@ from moebius.lowering.experts.split_phases import pieces_by_themselves
 from moebius.lowering.experts.unbatched import without_vmap
 from moebius.lowering.experts.views import equation_of, seen_as
 from moebius.lowering.experts.zeros import one_of
-from moebius.lowering.operators import behind, read_call
+from moebius.lowering.operators import Call, behind, read_call
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, dtype_of, nodes_between, rank_of, same_shape, shape_of, tensor_of
 
 FAR = 40  # nodes looked at behind a statement: the forms look at a handful
-Form = Callable[[fx.Node], "tuple[fx.Node, fx.Node] | None"]  # (the result, its core: see Provisional)
+Found = tuple[fx.Node, fx.Node] | None  # (the result, its core: see Provisional)
 
 
 def write_plainly(work: Work) -> list[Provisional]:
@@ -50,25 +50,25 @@ def write_plainly(work: Work) -> list[Provisional]:
     pieces = [node for node in graph.nodes if node.target is operator.getitem and shape_of(node.args[0]) is None]
     work.loose += [node for node in pieces if not node.users]
     for node in list(graph.nodes):
-        if node.target in PIECES:
-            found += in_pieces(node, PIECES[node.target])
-        for form in FORMS.get(node.target, ()) if node.op in ("call_function", "call_method") else ():
-            before = node.prev
-            with graph.inserting_before(node):
-                made = form(node)
-            if made is None:
-                erase(before, node)
-                continue
+        call, before = read_call(node), node.prev
+        name = call.name if call is not None else node.target if node.op == "call_function" else None
+        if name in PIECES:
+            found += in_pieces(node, PIECES[name])
+        if (form := FORMS.get(name)) is None:
+            continue
+        with graph.inserting_before(node):
+            made = form(node, call)
+        if made is not None:
             storage = storage or Storage(graph)
-            new, reads = written_between(before, node)
+            new = list(nodes_between(before, node))
+            reads = {argument for one in new for argument in one.all_input_nodes} - set(new)
             for one in new:
                 storage.add(one)
-            if not is_same(node, made[0], reads) or is_written(node, made[0], reads, storage):
-                erase(before, node)
+            if is_same(node, made[0], reads) and not is_written(node, made[0], reads, storage):
+                node.replace_all_uses_with(made[0])
+                found.append(Provisional(node, *made))
                 continue
-            node.replace_all_uses_with(made[0])
-            found.append(Provisional(node, *made))
-            break
+        erase(before, node)
     return found
 
 
@@ -76,12 +76,6 @@ def erase(before: fx.Node, node: fx.Node) -> None:
     """Takes out what stands between the two."""
     while node.prev is not before:
         node.graph.erase_node(node.prev)
-
-
-def written_between(before: fx.Node, node: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
-    """The nodes between the two, and what they read that stood there before."""
-    made = list(nodes_between(before, node))
-    return made, {argument for one in made for argument in one.all_input_nodes} - set(made)
 
 
 def is_written(node: fx.Node, result: fx.Node, reads: set[fx.Node], storage: Storage) -> bool:
@@ -124,20 +118,16 @@ def in_pieces(node: fx.Node, form: Callable[[fx.Node], Any]) -> Iterator[Provisi
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def product_added(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def product_added(node: fx.Node, call: Call) -> Found:
     """addcmul."""
-    call = read_call(node)
-    if call is None or call["value"] != 1:
+    if call["value"] != 1:
         return None
     product = add_call(node.graph, node, torch.mul, call["tensor1"], call["tensor2"])
     return add_call(node.graph, node, torch.add, call["input"], product), product
 
 
-def added_where(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def added_where(node: fx.Node, call: Call) -> Found:
     """A sum that goes on where a condition holds."""
-    call = read_call(node)
-    if call is None or call.name != "where":
-        return None
     more, total = call["input"], call["other"]
     added = read_call(more)
     if added is None or added.name != "add" or added.op.inplace or added["alpha"] != 1 or len(more.users) > 1:
@@ -152,23 +142,20 @@ def added_where(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
-def scaled_at_last(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def scaled_at_last(node: fx.Node, call: Call) -> Found:
     """Rows times a column times a number."""
-    call = read_call(node)
-    if call is None or call.op.inplace or call.name not in ("mul", "div") or type(call["other"]) not in (int, float):
-        return None
     product = call["input"]
     parts = scaled_rows(product) if isinstance(product, fx.Node) and len(product.users) == 1 else None
-    if parts is None or call.args.get("rounding_mode") is not None:
+    plain = not call.op.inplace and type(call["other"]) in (int, float) and call.args.get("rounding_mode") is None
+    if parts is None or not plain:
         return None
     rows = add_call(node.graph, node, torch.mul if call.name == "mul" else torch.div, parts[0], call["other"])
     return add_call(node.graph, node, torch.mul, rows, parts[1]), rows
 
 
-def rows_selected(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def rows_selected(node: fx.Node, view: Call) -> Found:
     """``w.index_select(0, index.view(-1))``, viewed with the axes of index."""
-    view = read_call(node)
-    call = read_call(view["input"]) if view is not None and view.name == "reshape" else None
+    call = read_call(view["input"])
     if call is None or call.name != "index_select" or call["dim"] != 0:
         return None
     flat = read_call(call["index"])
@@ -179,17 +166,16 @@ def rows_selected(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return lookup(node, call["input"], index) if whole else None
 
 
-def gathered_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def gathered_rows(node: fx.Node, call: Call) -> Found:
     """``gather`` along the first axis, index repeated along the others."""
-    call = read_call(node)
-    if call is None or call["dim"] != 0 or not isinstance(call["index"], fx.Node) or not is_matrices(call["input"]):
+    if call["dim"] != 0 or not isinstance(call["index"], fx.Node) or not is_matrices(call["input"]):
         return None
     base, axes, _ = seen_as(call["index"])
     whole = same_shape((shape_of(call["index"]) or ())[1:], (shape_of(call["input"]) or ())[1:])
     return lookup(node, call["input"], base) if axes == (0, None, None) and whole else None
 
 
-def one_hot_product(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def one_hot_product(node: fx.Node, _: None) -> Found:
     """An einsum that adds up over the experts of one_hot(index) alone."""
     equation = equation_of(node)
     if equation is None or len(equation.operands) != 2:
@@ -210,14 +196,16 @@ def one_hot_of(node: Any) -> fx.Node | None:
     return call["input"] if call is not None and call.name == "one_hot" else None
 
 
-def column_picked(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """A product with the one_hot of a number that the program has, along the last axis, or the sum of that."""
-    call = read_call(node)
-    if call is not None and call.name == "sum":
-        along = call["dim"] is not None and one_of(call["dim"]) in (-1, rank_of(call["input"]) - 1)
-        call = read_call(call["input"]) if along and not call["keepdim"] and call.args.get("dtype") is None else None
-        call = call if call is not None and call.name == "mul" else None
-    if call is None or call.op.inplace:
+def column_added(node: fx.Node, call: Call) -> Found:
+    """The sum along the last axis of such a product, element by element."""
+    along = call["dim"] is not None and one_of(call["dim"]) in (-1, rank_of(call["input"]) - 1)
+    product = read_call(call["input"]) if along and not call["keepdim"] and call["dtype"] is None else None
+    return column_picked(node, product) if product is not None and product.name == "mul" else None
+
+
+def column_picked(node: fx.Node, call: Call) -> Found:
+    """A product with the one_hot of a number that the program has, along the last axis."""
+    if call.op.inplace:
         return None
     left, right = call["input"], call["other"]
     for table, pick in ((left, right), (right, left)) if call.name == "mul" else ((left, right),):
@@ -234,7 +222,7 @@ def number_of(node: Any) -> Any:
     return node.args[0] if tensors and dtype_of(node) == torch.int64 else None
 
 
-def contraction(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def contraction(node: fx.Node, _: None) -> Found:
     """tensordot over one axis of each."""
     dims = node.kwargs.get("dims", node.args[2] if len(node.args) > 2 else None)
     ranks = [rank_of(operand) for operand in node.args[:2]]
@@ -256,7 +244,7 @@ def is_matrices(node: Any) -> bool:
     return isinstance(node, fx.Node) and rank_of(node) == 3
 
 
-def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> Found:
     """``weight[index]``, where no index can be negative: this counts from the end, and what is replaced raises."""
     if (index_bounds(index) or (-1,))[0] < 0:
         return None
@@ -264,26 +252,17 @@ def lookup(node: fx.Node, weight: fx.Node, index: fx.Node) -> tuple[fx.Node, fx.
     return made, made
 
 
-FORMS: dict[Any, tuple[Form, ...]] = {
-    torch.addcmul: (product_added,),
-    "addcmul": (product_added,),
-    torch.where: (added_where,),
-    operator.mul: (scaled_at_last,),
-    torch.mul: (scaled_at_last,),
-    "mul": (scaled_at_last,),
-    operator.truediv: (scaled_at_last,),
-    torch.div: (scaled_at_last,),
-    "div": (scaled_at_last,),
-    "view": (rows_selected,),
-    "reshape": (rows_selected,),
-    torch.gather: (gathered_rows,),
-    "gather": (gathered_rows,),
-    torch.einsum: (one_hot_product,),
-    **dict.fromkeys((torch.matmul, operator.matmul, "matmul", torch.mv, "mv", torch.sum, "sum"), (column_picked,)),
-    torch.tensordot: (contraction,),
+# By the operator's one name, or by the function where it has none.
+FORMS: dict[Any, Callable[[fx.Node, Any], Found]] = {
+    "addcmul": product_added,
+    "where": added_where,
+    "mul": scaled_at_last,
+    "div": scaled_at_last,
+    "reshape": rows_selected,
+    "gather": gathered_rows,
+    "matmul": column_picked,
+    "sum": column_added,
+    torch.einsum: one_hot_product,
+    torch.tensordot: contraction,
 }
-PIECES: dict[Any, Callable[[fx.Node], Any]] = {
-    function_transform: without_vmap,
-    torch.split: pieces_by_themselves,
-    "split": pieces_by_themselves,
-}
+PIECES: dict[Any, Callable[[fx.Node], Any]] = {function_transform: without_vmap, "split": pieces_by_themselves}
