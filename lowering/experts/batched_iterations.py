@@ -42,7 +42,7 @@ from moebius.lowering.experts.layout import (
     origin,
 )
 from moebius.lowering.experts.loops import add_rows
-from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.experts.routing import is_among
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, has_effect, loop_of
 from moebius.lowering.experts.views import FULL, equation_of, indexed, moved, same_value, sized_one
 from moebius.lowering.experts.zero_rows import Gates, gates_of, zero_at_zero
@@ -439,8 +439,7 @@ class Batched(Builder):
         """[S]. A number below 0 counts from the end and one beyond the experts raises, as in torch's indexing."""
         value = certain(tensor_of(self.end))
         numbers = self.index
-        bounds = None if numbers is None else index_bounds(numbers)
-        if numbers is None or bounds is None or bounds[0] < 0 or bounds[1] > self.experts:
+        if numbers is None or not is_among(numbers, self.experts):
             with self.gm.graph.inserting_before(self.end):
                 every = self.gm.graph.call_function(torch.arange, (self.experts,), {"device": value.device})
             with torch.no_grad():

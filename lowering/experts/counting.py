@@ -14,7 +14,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.positions import is_sorted, keeps_order, root_of, uncast
-from moebius.lowering.experts.routing import EXACT, distinct, index_bounds
+from moebius.lowering.experts.routing import EXACT, distinct, is_among
 from moebius.lowering.experts.zeros import number_of, scatter_into
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
@@ -53,8 +53,7 @@ class Counting:
         return self.within(Counted(ids)) if self.every(call["input"], 0 if right else 1) else None
 
     def within(self, counted: Counted | None) -> Counted | None:
-        bounds = None if counted is None else index_bounds(root_of(counted.slots))
-        return counted if bounds is not None and bounds[0] >= 0 and bounds[1] <= self.experts else None
+        return counted if counted is not None and is_among(root_of(counted.slots), self.experts) else None
 
     def by_counts(self, counts: Any) -> Counted | None:
         """What was counted, where ``counts`` [E] has how many there are of each number."""

@@ -34,7 +34,7 @@ from moebius.lowering.experts.masked import (
     scaled_rows,
 )
 from moebius.lowering.experts.matrices import as_matrices
-from moebius.lowering.experts.routing import distinct, index_bounds, index_root
+from moebius.lowering.experts.routing import distinct, index_root, is_among
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, Unrolled, loop_of
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
@@ -228,8 +228,7 @@ class Stacked(DenseSum):
         writer = parts.writer(storage, total)
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the sum is made of", writer)
-        bounds = (0, 0) if parts.index is None else index_bounds(parts.index)
-        if bounds is None or bounds[0] < 0 or bounds[1] > len(parts.rows):
+        if parts.index is not None and not is_among(parts.index, len(parts.rows)):
             raise Differ("which expert a slot goes to is not certain to be one of the stack's", total)
         with total.graph.inserting_before(total):
             return None, [self.scaled(own, e) for e, own in enumerate(parts.rows)]
@@ -442,10 +441,8 @@ class Sparse:
         if self.storage.writer_into((index_root(index), index), self.builder.first):
             raise Differ("what the gates are made of is changed in place before the iterations", column)
         self.check_unwritten(gates, index_root(index))
-        experts, bounds = shape_of(gates), index_bounds(index)
-        if experts is None or experts[1] != self.builder.count or bounds is None:
-            return None
-        if bounds[0] < 0 or bounds[1] > self.builder.count:
+        count = self.builder.count
+        if (shape_of(gates) or (0, 0))[1] != count or not is_among(index, count):
             return None
         if not isinstance(weight, fx.Node) or not whole or self.storage.writer_between(weight, self.builder.first):
             weight = self.builder.before(torch.gather, gates, 1, index)

@@ -26,8 +26,8 @@ from moebius.lowering.experts.routing import (
     allowed_indices,
     coverage_fault,
     distinct,
-    index_bounds,
     index_root,
+    is_among,
     is_skipped,
     skip_values,
     weighs_alike,
@@ -191,18 +191,13 @@ def routing_weights(claim: Claim) -> Fault | None:
         if weight.axes in ((0, "e"), (0,)) and shape is not None and index_shape is not None:
             if not same_size(shape[0], index_shape[0]):
                 return "the routing weights and the routing index have different numbers of tokens", claim.node
-            if weight.axes == (0, "e") and not gather_is_safe(claim, shape[1]):
+            if weight.axes == (0, "e") and not is_among(claim.index, shape[1]):
                 return "weights are looked up by expert, and an index beyond them is not excluded", claim.node
         elif weight.axes != tuple(range(len(index_shape or ()))):
             return f"a row is scaled by a weight looked up by {weight.axes}, not by its token and slot", claim.node
         elif not same_shape(shape, index_shape):
             return "the routing weights and the routing index have different shapes", claim.node
     return None
-
-
-def gather_is_safe(claim: Claim, columns: Any) -> bool:
-    bounds = index_bounds(claim.index)
-    return isinstance(columns, int) and bounds is not None and bounds[0] >= 0 and bounds[1] <= columns
 
 
 def same_input(claim: Fused) -> Fault | None:

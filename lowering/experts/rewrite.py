@@ -53,7 +53,7 @@ from moebius.lowering.experts.missed_experts import (
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
-from moebius.lowering.experts.routing import Allowed, proven_within
+from moebius.lowering.experts.routing import is_among
 from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_iterations_that_ran
@@ -470,8 +470,8 @@ def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: 
         return result
     writer = Writer(claim)
     index = writer.invariant(claim.selection.index)  # dropped slots count: the iterations ask for those of the index
-    inside = proven_within(index, Allowed(0, claim.experts))
-    return writer.call(of_iterations_that_ran, result, index, *(() if inside else (claim.experts,)))
+    outside = () if is_among(index, claim.experts) else (claim.experts,)
+    return writer.call(of_iterations_that_ran, result, index, *outside)
 
 
 def takes_rows(work: Work) -> bool:

@@ -173,6 +173,11 @@ def proven_within(node: fx.Node, allowed: Allowed) -> bool:
     return (allowed.low is None or low >= allowed.low) and (allowed.high is None or high <= allowed.high)
 
 
+def is_among(node: fx.Node, count: Any) -> bool:
+    """Whether integers are certainly positions along an axis of this size, counted from 0."""
+    return isinstance(count, int) and proven_within(node, Allowed(0, count))
+
+
 def index_root(node: fx.Node) -> fx.Node:
     """The node that has the same numbers, before copies and views that only rearrange axes."""
     return behind(node, rearranges)

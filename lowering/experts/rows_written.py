@@ -13,7 +13,7 @@ from moebius.lowering.experts.by_row import ByRow, autocast_of, same_as
 from moebius.lowering.experts.claims import Refused
 from moebius.lowering.experts.facts import Fact, OwnVector, Rows, RowWeight, Slice
 from moebius.lowering.experts.proof import target_of
-from moebius.lowering.experts.routing import Allowed, proven_within
+from moebius.lowering.experts.routing import is_among
 from moebius.lowering.experts.rules_computed import PRODUCTS
 from moebius.lowering.experts.sorting import draw_noise, project, sort_slots
 from moebius.lowering.experts.stacking import block_experts, block_offsets
@@ -60,7 +60,7 @@ class RowsWriter:
         axes = tuple(axis for axis in claim.selection.axes if isinstance(axis, int))
         axes += tuple(axis for axis in (0, 1) if axis not in axes)
         example = certain(tensor_of(self.running))
-        whole = proven_within(self.index, Allowed(0, claim.experts)) and not claim.selection.keep
+        whole = is_among(self.index, claim.experts) and not claim.selection.keep
         count = example.shape[0] * example.shape[1] if whole else unknown_size(example)
         with torch.no_grad(), fake_mode_of([example]):
             rows = example.new_empty((count,), dtype=torch.int64)

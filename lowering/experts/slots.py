@@ -33,7 +33,7 @@ from moebius.lowering.experts.positions import (
     sorted_by,
     uncast,
 )
-from moebius.lowering.experts.routing import index_bounds, index_root, weighs_alike
+from moebius.lowering.experts.routing import index_root, is_among, weighs_alike
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import has_effect
 from moebius.lowering.experts.views import column_of, moved, sized_one
@@ -169,9 +169,8 @@ def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | No
     if looked is not None and looked.name == "getitem" and isinstance(looked["input"], fx.Node):
         every = read_call(looked["input"])
         if every is not None and every.name == "arange":  # (it raises for numbers beyond the experts)
-            bounds, experts_here = index_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
-            within = bounds is not None and bounds[0] >= 0 and bounds[1] <= experts_here
-            if within and every["bounds"] == (experts_here,):
+            experts_here = (shape_of(weight) or (0,))[0]
+            if is_among(root_of(looked["index"]), experts_here) and every["bounds"] == (experts_here,):
                 numbers = looked["index"]
             elif order is not None:
                 return None

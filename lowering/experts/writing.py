@@ -19,7 +19,7 @@ from moebius.lowering.experts import weight_concat
 from moebius.lowering.experts.claims import Claim, Fused, nodes_after
 from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunction, RowWeight, Slice
 from moebius.lowering.experts.proof import state_position, target_of
-from moebius.lowering.experts.routing import Allowed, allowed_indices, proven_within
+from moebius.lowering.experts.routing import allowed_indices, is_among, proven_within
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import behind, read_call
 from moebius.lowering.torch_private import assert_holds, same_size
@@ -274,7 +274,7 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
         if isinstance(reader.facts.get(node), RowFunction | OwnVector):
             made[node] = norm_apart(claim, writer, node, place) or copied(writer, node, place)
     result = place(after.node)
-    if not proven_within(index, Allowed(0, claim.experts)):
+    if not is_among(index, claim.experts):
         low, high = writer.call(torch.ge, flat, 0), writer.call(torch.lt, flat, claim.experts)
         inside = writer.call(torch.logical_and, low, high)
         result = writer.call(torch.where, writer.call(torch.unsqueeze, inside, 1), result, 0.0)
