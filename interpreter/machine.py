@@ -44,7 +44,6 @@ from .tracing import trace_of
 
 check_tables()
 
-NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
 BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
 
 

@@ -12,7 +12,6 @@ from .tracebacks import GET_TRACEBACK, SET_TRACEBACK
 
 # importlib.__import__ is importlib's Python form of builtins.__import__
 PYTHON_IMPORT = importlib.__import__
-NATIVE_ONLY = frozenset({"builtins", "sys"})
 
 
 def import_interpreted(machine: Machine, name: str, globals_: Any, locals_: Any, fromlist: Any, level: int) -> Any:

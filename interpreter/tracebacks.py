@@ -24,13 +24,7 @@ SET_CONTEXT = BaseException.__dict__["__context__"].__set__
 GET_CONTEXT = BaseException.__dict__["__context__"].__get__
 GENERATORS_LINKED = (3, 12) <= sys.version_info < (3, 14)
 CO_OPTIMIZED, CO_NEWLOCALS, CO_VARARGS, CO_VARKW = 0x01, 0x02, 0x04, 0x08
-MACHINE_PREFIXES: tuple[str, ...] = ("moebius.interpreter",)
-
-
-def hide_module(prefix: str) -> None:
-    """Native frames of modules whose name starts with `prefix` are left out of interpreted tracebacks."""
-    global MACHINE_PREFIXES
-    MACHINE_PREFIXES = (*MACHINE_PREFIXES, prefix)
+MACHINE_PREFIX = "moebius.interpreter"
 
 
 def stub_template() -> Any:
@@ -255,7 +249,7 @@ def converted_by_shell(exc: BaseException) -> bool:
 
 def is_machine_module(frame: FrameType) -> bool:
     name = DICT_GET(frame.f_globals, "__name__", None)
-    return is_a(name, str) and name.startswith(MACHINE_PREFIXES)
+    return is_a(name, str) and name.startswith(MACHINE_PREFIX)
 
 
 def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> TracebackType:

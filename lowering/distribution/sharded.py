@@ -135,7 +135,6 @@ class Sharded(Readable):
     shards: DTensor
     leaf_hook: Any = None
     whole_copy: WholeCopy
-    stands_for_parameter = True  # to capture: users' code sees a torch.nn.Parameter here
 
     @property
     def local(self) -> torch.Tensor:

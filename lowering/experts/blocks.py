@@ -11,6 +11,7 @@ first expert runs. What stands around the experts stays as it was written.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -173,17 +174,18 @@ def source_in_branch(branch: Call, part: int) -> fx.Node | None:
     return outer if isinstance(outer, fx.Node) else None
 
 
+def products_by_line(graph: fx.Graph, rank: int = 0) -> list[list[fx.Node]]:
+    """Products that are of one line, two or more. rank: of what each gives, at least."""
+    lines = defaultdict[Any, list[fx.Node]](list)
+    for node in graph.nodes:
+        if (call := read_call(node)) is not None and call.name in PRODUCTS and rank_of(node) >= rank:
+            lines[node.meta.get("where"), node.target].append(node)
+    return [nodes for nodes in lines.values() if len(nodes) > 1]
+
+
 def runs(graph: fx.Graph) -> list[list[fx.Node]]:
     """Down-projections of one line that need nothing of one another, two or more, on rows of one tensor."""
-    lines: dict[Any, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.op not in ("call_function", "call_method"):
-            continue
-        call = read_call(node)
-        if call is not None and call.name in PRODUCTS:
-            lines.setdefault((node.meta.get("where"), node.target), []).append(node)
-    found = []
-    several = [nodes for nodes in lines.values() if len(nodes) > 1]
+    found, several = [], products_by_line(graph)
     wanted = reaching_gradients(graph) if several else ()  # (an expert that nobody reads gets no gradient)
     for nodes in several:
         nodes = [node for node in nodes if node in wanted] or nodes

@@ -14,7 +14,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.blocks import expert_rows
+from moebius.lowering.experts.blocks import expert_rows, products_by_line
 from moebius.lowering.experts.missed_experts import MissedExperts, find_overlooked
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.unrolled_loops import NoExperts
@@ -194,15 +194,10 @@ class Flat:
 def flatten_rows(work: Work) -> list[Provisional]:
     """Writes the experts of one line so, two or more of them."""
     graph = work.gm.graph
-    lines: dict[Any, list[fx.Node]] = {}
-    for node in graph.nodes:
-        call = read_call(node)
-        if call is not None and call.name in PRODUCTS and rank_of(node) > 2:
-            lines.setdefault((node.meta.get("where"), node.target), []).append(node)
     found, missed = list[Provisional](), list[MissedExperts]()
-    lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
+    lines = products_by_line(graph, 3)
     storage = Storage(graph) if lines else None
-    for nodes in lines.values():
+    for nodes in lines:
         own = {node: set(expert_rows(node, rank_of(node)) or ()) for node in nodes}
         alone = {node: rows.pop() for node, rows in own.items() if len(rows) == 1}
         if len(set(alone.values())) < len(alone):  # who has which rows does not say that these are experts
