@@ -219,29 +219,25 @@ class GradientHooks(SubgraphTracer):
 
     def graph_after(self, leaf: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         """The leaf's own ``.grad`` may be read and dropped in them; of another's nobody knows whether it is there."""
-        self.gradients.refuse_sparse()
-        with self.scope() as scope:
-            self.interpreting, self.accumulated = True, leaf
-            try:
-                with self.gradients.accumulating(leaf):
-                    running = self.domain.calls.substitute(run_after_accumulation)
-                    self.domain.call_function(running, [hooks, leaf], {})
-            finally:
-                self.interpreting, self.accumulated = False, None
+        with self.scope() as scope, self.gradients.accumulating(leaf):
+            self.run(run_after_accumulation, hooks, leaf, after=leaf)
             scope.graph.output(None)
             module = self.writer.module()
         return self.body("gradient_hook", module), tuple(self.writer.own(node) for node in scope.lifted)
 
-    def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+    def run(self, function: Callable[..., Any], *args: Any, after: TensorProxy | None = None) -> Any:
+        """Hooks, interpreted. after: the leaf whose gradient is accumulated by then."""
         self.gradients.refuse_sparse()
+        self.interpreting, self.accumulated = True, after
+        try:
+            return self.domain.call_function(self.domain.calls.substitute(function), list(args), {})
+        finally:
+            self.interpreting, self.accumulated = False, None
+
+    def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         with self.scope() as scope:
             gradient = self.gradient("gradient", tensor.fake)
-            self.interpreting = True
-            try:
-                running = self.domain.calls.substitute(run_hooks)
-                result = self.domain.call_function(running, [self.objects.made(hooks), gradient], {})
-            finally:
-                self.interpreting = False
+            result = self.run(run_hooks, self.objects.made(hooks), gradient)
             if not is_kind(result, TensorProxy):
                 raise Break(REASON, f"it gives a {type(result).__name__}", "the error is raised natively")
             if result.fake.shape != tensor.fake.shape or result.fake.dtype != tensor.fake.dtype:
