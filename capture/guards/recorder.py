@@ -340,9 +340,12 @@ def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
 
 
 def same_constant(now: Any, expected: Any) -> bool:
-    """Whether this is the very object, or an equal constant (0.0 is not -0.0, as in ``mb_same_value``)."""
+    """Whether this is the very object, or an equal constant (0.0 is not -0.0, as in ``mb_same_value``), or a tuple or
+    frozenset of such."""
     if now is expected or type(now) is not type(expected):
         return now is expected
+    if type(now) in (tuple, frozenset):
+        return len(now) == len(expected) and all(map(same_constant, now, expected))
     if type(now) in (float, complex):
         return repr(now) == repr(expected)
     return type(now) in (int, str, bytes) and now == expected

@@ -120,16 +120,10 @@ class Heap:
     def holds(self, event: Event, since: int) -> bool:
         kind, owner, key, value = event
         if kind in self.now:
-            return same(self.now[kind](owner, key, value), value)
+            return same_constant(self.now[kind](owner, key, value), value)
         return not self.was_written(event, since)
 
     def release(self) -> None:
         """The trace is over: what was logged goes without a garbage collection."""
         for known in (self.events, self.writes, self.written, self.born, self.part_of, self.now):
             known.clear()
-
-
-def same(now: Any, then: Any) -> bool:
-    if type(now) is tuple and type(then) is tuple:
-        return len(now) == len(then) and all(map(same_constant, now, then))
-    return same_constant(now, then)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..guards.recorder import same_constant
 from ..guards.sources import Source
 from ..python.enums import hashes_by_name
 from ..regions.autograd_joins import refuse_outcome
@@ -213,13 +215,12 @@ METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 
 @dataclass(frozen=True, eq=False)
 class SameItems:
-    """A guard: a frozenset gives these items, types and values, in this order."""
+    """A guard: a deque or frozenset gives these very objects, or equal constants, in this order."""
 
     items: tuple[Any, ...]
 
-    def __call__(self, found: frozenset[Any]) -> bool:
-        pairs = zip(found, self.items, strict=False)
-        return len(found) == len(self.items) and all(a is b or (type(a) is type(b) and a == b) for a, b in pairs)
+    def __call__(self, found: Iterable[Any]) -> bool:
+        return same_constant(tuple(found), self.items)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-from ..guards.recorder import can_die, describe, same_constant
+from ..guards.recorder import can_die, describe
 from ..guards.sources import Part, Source, Static, is_item, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import asks_metaclass, is_bound_builtin
@@ -35,7 +35,7 @@ from .compounds import Compounds
 from .computed_keys import ComputedKeys
 from .conditional_writes import Side
 from .heap import ANYTHING, OWN, WHOLE
-from .identities import is_bare
+from .identities import SameItems, is_bare
 from .lifetimes import Lifetimes
 from .records import (
     CONTAINERS,
@@ -442,16 +442,6 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
             self.guards.holds(record.source.name, text, SameItems(tuple(items)), record.source)
         else:
             self.guards.check("contents", record.source, tuple(items), text=text)
-
-
-class SameItems:
-    """Whether a deque still holds these very objects (or equal constants)."""
-
-    def __init__(self, items: tuple):
-        self.items = items
-
-    def __call__(self, ring: collections.deque) -> bool:
-        return len(ring) == len(self.items) and all(map(same_constant, ring, self.items))
 
 
 def is_made_anew(function: types.FunctionType) -> bool:

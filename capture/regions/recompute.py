@@ -19,7 +19,8 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 
-from ..heap.heap import ANYTHING, LAYOUTS, OWN, WRITE, Event, Heap, same
+from ..guards.recorder import same_constant
+from ..heap.heap import ANYTHING, LAYOUTS, OWN, WRITE, Event, Heap
 from ..heap.records import VIEWS, raw_dict, whole_items
 from ..python.parts import Parts
 from ..tensors.graphs import GraphScope
@@ -108,7 +109,7 @@ class Read:
         return self.is_held() and self.heap.is_unchanged(filter(is_named, self.reads), self.end)
 
     def is_held(self) -> bool:
-        return all(same(held_parts(now), then) for now, then in self.held.values())
+        return all(same_constant(held_parts(now), then) for now, then in self.held.values())
 
 
 class ReadElsewhere:
