@@ -219,7 +219,7 @@ class Lists:
                 node.meta["val"] = function(sizes, **kind)
             node.meta.update(**loop.stands_at)
             made.append(node)
-        for node, placeholder in zip(made, loop.absent_nodes, strict=True):
+        for node, placeholder in zip(made, loop.nodes[len(loop.nodes) - len(made) :], strict=True):
             placeholder.meta.update(node.meta)
         return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,8 +49,8 @@ class FirstSide:
 
 @dataclass
 class Joined:
-    """A value that a side gives out. initial: what it is where that side does not run; None on the first side. number:
-    whether it holds a float of Python's, which is read behind the branch."""
+    """A value that a region gives out. initial: what it is where that does not run; None on the first side of two.
+    number: whether it holds a float of Python's, which is read behind the branch."""
 
     place: Place
     value: TensorProxy
@@ -59,9 +58,18 @@ class Joined:
     number: bool = False
 
     def fake(self, world: torch_fakes.FakeWorld) -> torch.Tensor:
-        """Of what it is afterwards."""
-        before = self.value if self.initial is None else self.initial
-        return after_branch(world, before.fake, self.value.fake)
+        """Of what it is afterwards: what one side of a branch makes anew may have its own rows."""
+        before, after = (one.fake for one in self.ways)
+        if self.value is self.initial:
+            return before.clone()
+        if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
+            return carried_on(before, after, before.new_empty((world.unknown_count(), *before.shape[1:])))
+        return carried_on(before, after)
+
+    @property
+    def ways(self) -> tuple[TensorProxy, TensorProxy]:
+        """What it may be afterwards."""
+        return (self.value if self.initial is None else self.initial), self.value
 
 
 class Appends(Protocol):
@@ -108,7 +116,6 @@ class LoopRegion:
         self.switches = torch_private.switches()
         self.first: FirstSide | None = None  # of the second side of two: what the first one left
         self.joined: list[Joined] = []  # of one side of two: what it gives out
-        self.joined_nodes: list[fx.Node] = []
         self.again: Any = None  # of the first side of two: the condition, for the second
         self.put_back = self.before  # the frame's locals where native code would go on
         self.begun: list[Any] = []  # its locals at the iteration's beginning
@@ -120,8 +127,8 @@ class LoopRegion:
         self.places: dict[Any, tuple[HeapPlace, Any]] = {}  # of the heap that a branch sets: with what they held before
         self.chosen: dict[Any, tuple[Any, Any]] = {}  # numbers, by place: what this side leaves, and what the other
         self.asked: Any = None  # the condition, for these
-        self.carried_nodes: list[fx.Node] = []
-        self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
+        # placeholders: of what is carried; behind the body, of all that is given out, and of what a branch may append
+        self.nodes: list[fx.Node] = []
         self.lifted: dict[fx.Node, fx.Node] = {}
 
     @property
@@ -141,12 +148,9 @@ class LoopRegion:
         self.first, self.root_step, self.place = first, other.root_step, other.place
         self.put_back, self.value = other.put_back, other.value
 
-    def fakes(self, world: torch_fakes.FakeWorld) -> Iterator[torch.Tensor]:
-        """Of what it carries, afterwards, and of what a side gives out."""
-        for index in self.carried:
-            before, after = self.before[index], self.frame.locals[index]
-            yield before.fake.clone() if after is before else after_branch(world, before.fake, after.fake)
-        yield from (one.fake(world) for one in self.joined)
+    def given_out(self) -> list[Joined]:
+        """What it carries, and what a side joins."""
+        return [*(Joined((i,), self.frame.locals[i], self.before[i]) for i in self.carried), *self.joined]
 
 
 def times(loops: list[LoopRegion]) -> int:
@@ -170,13 +174,6 @@ def has_attributes(tensor: TensorProxy) -> bool:
     return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
 
 
-def after_branch(world: torch_fakes.FakeWorld, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The fake of what the one side of a branch leaves as it was, and the other makes anew, with its own rows."""
-    if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
-        return carried_on(before, after, before.new_empty((world.unknown_count(), *before.shape[1:])))
-    return carried_on(before, after)
-
-
 def alike(before: Any, after: Any, rows: bool = False) -> bool:
     """Whether the one may stand for the other in everything that is known of a tensor before the step runs. rows: how
     many rows it has may be another matter."""
@@ -194,7 +191,7 @@ def alike(before: Any, after: Any, rows: bool = False) -> bool:
 def reorder_placeholders(body: fx.GraphModule, loop: LoopRegion) -> None:
     """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
     assert loop.row is not None
-    wanted = [loop.row, *loop.carried_nodes, *loop.joined_nodes, *loop.absent_nodes, *loop.lifted.values()]
+    wanted = [loop.row, *loop.nodes, *loop.lifted.values()]
     assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
         [n for n in body.graph.nodes if n.op == "placeholder"]
     )

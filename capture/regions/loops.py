@@ -273,7 +273,7 @@ class Loops:
         for index in carried:
             value = frame.locals[index]
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
-            loop.carried_nodes.append(node)
+            loop.nodes.append(node)
             with self.tensors.mode:
                 fake = found_by_iteration(value.fake)
             node.meta.update(val=fake, **loop.stands_at)
@@ -441,7 +441,7 @@ class Loops:
             self.refuse_kept_row(loop)
         if not is_kind(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
-            found = [node.meta["val"] for node in loop.carried_nodes]
+            found = [node.meta["val"] for node in loop.nodes]
             refuse_iterations(self.writer.scope, zip(found, left, strict=True))
         body = self.close(loop)
         outcome = self.emit(loop, body)
@@ -556,10 +556,8 @@ class Loops:
         """Finish the body graph and go back to the scope around it."""
         writer = self.writer
         scope = writer.scope
-        loop.joined_nodes = two_sides.placeholders(loop, scope)
-        loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]
-        carried, joined = [loop.frame.locals[i] for i in loop.carried], [one.value for one in loop.joined]
-        results = [*carried, *joined, *(value for _, value in loop.gathered)]
+        loop.nodes += [*two_sides.placeholders(loop, scope), *(scope.placeholder("absent") for _ in loop.gathered)]
+        results = [*(one.value for one in loop.given_out()), *(value for _, value in loop.gathered)]
         scope.graph.output(tuple(map(writer.argument, results)))
         body = writer.module()
         assert scope.parent is not None
@@ -579,22 +577,18 @@ class Loops:
         writer.scope.note("carried")
         get_body = writer.scope.graph.get_attr(name)
         get_body.meta.update(val=None, **loop.stands_at)
-        before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
-        rows = loop.rows
+        rows, outs = loop.rows, loop.given_out()
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
         absent = self.lists.absent(loop)
-        node = writer.scope.graph.call_function(
-            expert_loop,
-            (get_body, source, (*map(writer.argument, [*before, *two_sides.given(loop)]), *absent), tuple(outer)),
-        )
+        given = (*(writer.argument(one.initial) for one in outs), *absent)
+        node = writer.scope.graph.call_function(expert_loop, (get_body, source, given, tuple(outer)))
         node.meta.update(**loop.stands_at, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
-            fakes = tuple(loop.fakes(tensors.world))
+            fakes = tuple(one.fake(tensors.world) for one in outs)
         fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)
         found = [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
-        joined = [(one.value if one.initial is None else one.initial, one.value) for one in loop.joined]
-        self.objects.outcomes.update(zip(found, [*zip(before, after, strict=True), *joined], strict=False))
+        self.objects.outcomes.update(zip(found, (one.ways for one in outs), strict=False))
         return found

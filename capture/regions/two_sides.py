@@ -150,11 +150,6 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) in PLAIN and bool(one == other)
 
 
-def given(loop: LoopRegion) -> list[Any]:
-    """What the branch's node is given for what it gives out."""
-    return [one.initial for one in loop.joined]
-
-
 def hand_out(
     loop: LoopRegion, found: list[Any], first: FirstSide | None, domain: Domain, counts: set[tuple[Any, int]]
 ) -> None:
