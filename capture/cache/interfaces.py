@@ -18,10 +18,8 @@ class Captured(Protocol):
     function: types.FunctionType
     options: Any
     entry: Entry
-    root: bool
     n_cells: int
     cells: dict[str, str]
-    parent: Callable[[], Any]
     children: list[Any]
     segments: list[Segment]
     left: list[Segment]

@@ -67,7 +67,6 @@ class TrackingDomain(Operators, Containers):
     calls: Calls
     lists: Lists
     loops: Loops
-    blocks: ModuleReuse | None
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()

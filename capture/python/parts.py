@@ -38,8 +38,6 @@ class RowLoops(Protocol):
 
     def rows(self, proxy: Any) -> Any: ...
 
-    def array_rows(self, proxy: TensorProxy) -> Any: ...
-
     def numbers(self, proxy: TensorProxy) -> Any: ...
 
     def next_row(self, rows: Any) -> Any: ...
@@ -173,7 +171,6 @@ class CallParts:
     shallow: Callable[[Any, list, dict[str, Any]], Any]  # a builtin that treats items as opaque
     callback: Callable[[Any], Callable[..., Any]]  # a native callable that runs ``function`` in the trace
     container_method: Callable[[Any, type, str, list, dict[str, Any]], Any]  # a method of a builtin container's
-    tensor_method: Callable[[TensorProxy, str, list, dict[str, Any]], Any]  # a method of a tensor's
     plain_items: Callable[[Any], Any]  # a container's items, for C code
     substitute: Callable[[Any], Any]  # a function of ours, as one that the trace calls
 

@@ -125,7 +125,6 @@ class TensorOperators(Operations, Protocol):
     guards: GuardRecorder
     whole_step: bool
     recomputes: bool
-    branches: bool
     inputs: list[TensorProxy]
     proxies: dict[int, TensorProxy]
     of_fake: dict[int, TensorProxy]
