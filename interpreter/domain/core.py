@@ -64,6 +64,25 @@ class Core:
     interprets_callbacks = True  # False: Python functions that C code calls back run natively
     machine: Machine
     native: Any = operator.call  # native(callable, *args, **kwargs): C code; the machine puts one that takes callbacks
+    # what other parts define
+    call: Callable[[Any, list[Any], dict[str, Any]], Any]
+    call_function: Callable[[FunctionType, list[Any], dict[str, Any]], Any]
+    get_attr: Callable[[Any, str], Any]
+    get_attr_or: Callable[[Any, str, Any], Any]
+    get_iter: Callable[[Any], Any]
+    next_item: Callable[[Any], Any]
+    truth: Callable[[Any], bool]
+    length: Callable[[Any], int]
+    drain: Callable[..., list[Any]]
+    function_text: Callable[[Any], str]
+    dict_merge: Callable[[dict[Any, Any], Any, Any], None]
+    make_cell_unset: Callable[[], Any]
+    get_item: Callable[[Any, Any], Any]
+    set_item: Callable[[Any, Any, Any], None]
+    del_item: Callable[[Any, Any], None]
+    enter: Callable[[Any, str, str, str], tuple[Any, Any]]
+    is_instance: Callable[[Any, Any], bool]
+    look_up: Callable[[Any, str], Any]
 
     def observe(self, frame: Frame) -> None:
         """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""
@@ -76,63 +95,9 @@ class Core:
         """Whether locals() shows a variable of this name."""
         return True
 
-    def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def get_attr(self, obj: Any, name: str) -> Any:
-        raise NotImplementedError
-
-    def get_attr_or(self, obj: Any, name: str, default: Any) -> Any:
-        raise NotImplementedError
-
-    def get_iter(self, value: Any) -> Any:
-        raise NotImplementedError
-
-    def next_item(self, iterator: Any) -> Any:
-        raise NotImplementedError
-
-    def truth(self, value: Any) -> bool:
-        raise NotImplementedError
-
-    def length(self, value: Any) -> int:
-        raise NotImplementedError
-
     def class_of(self, value: Any) -> type:
         """The value's class as the program sees it: a domain may have stand-ins for values."""
         return type(value)
-
-    def drain(self, value: Any, hinted: bool = True) -> list[Any]:
-        raise NotImplementedError
-
-    def function_text(self, function: Any) -> str:
-        raise NotImplementedError
-
-    def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:
-        raise NotImplementedError
-
-    def make_cell_unset(self) -> Any:
-        raise NotImplementedError
-
-    def get_item(self, obj: Any, key: Any) -> Any:
-        raise NotImplementedError
-
-    def set_item(self, obj: Any, key: Any, value: Any) -> None:
-        raise NotImplementedError
-
-    def del_item(self, obj: Any, key: Any) -> None:
-        raise NotImplementedError
-
-    def enter(self, manager: Any, enter: str, leave: str, protocol: str) -> tuple[Any, Any]:
-        raise NotImplementedError
-
-    def is_instance(self, value: Any, cls: Any) -> bool:
-        raise NotImplementedError
-
-    def look_up(self, mapping: Any, name: str) -> Any:
-        raise NotImplementedError
 
     def call_special(self, raw: Any, obj: Any, args: list[Any]) -> Any:
         """Call a dunder found by `special` on the type of `obj`."""

@@ -119,23 +119,17 @@ class Operators(Core):
         left_type, right_type = type(left), type(right)
         own = lookup(left_type, forward)
         other = lookup(right_type, reflected) if right_type is not left_type else MISSING
-        if own is not MISSING and own is not None and is_sequence_slot(own):
-            own = MISSING  # sq_concat and sq_repeat come after the number slots
-        if other is not MISSING and other is not None and is_sequence_slot(other):
-            other = MISSING
+        # (sq_concat and sq_repeat come after the number slots)
+        own, other = (MISSING if is_sequence_slot(slot) else slot for slot in (own, other))
+        slots = [(own, left, right), (other, right, left)]
         if other is not MISSING and is_subtype(right_type, left_type):
             inherited = lookup(left_type, reflected)
             if own is MISSING or inherited is MISSING or inherited is not other:
-                result = self.try_slot(other, right, left)
-                if result is not NotImplemented:
-                    return result
-                other = MISSING
-        if own is not MISSING:
-            result = self.try_slot(own, left, right)
+                slots.reverse()
+        for raw, obj, argument in slots:
+            result = NotImplemented if raw is MISSING else self.try_slot(raw, obj, argument)
             if result is not NotImplemented:
                 return result
-        if other is not MISSING:
-            return self.try_slot(other, right, left)
         return NotImplemented
 
     def try_slot(self, raw: Any, obj: Any, argument: Any) -> Any:
@@ -155,17 +149,11 @@ class Operators(Core):
             other = other or self.inverted_eq(right_type)
         if own is None and other is None:
             return self.native(COMPARISONS[op], left, right)
-        tried_reflected = False
+        ways = [(left, right, forward), (right, left, reflected)]
         if right_type is not left_type and is_subtype(right_type, left_type):
-            tried_reflected = True
-            result = self.rich_compare(right, left, reflected)
-            if result is not NotImplemented:
-                return result
-        result = self.rich_compare(left, right, forward)
-        if result is not NotImplemented:
-            return result
-        if not tried_reflected:
-            result = self.rich_compare(right, left, reflected)
+            ways.reverse()
+        for obj, argument, dunder in ways:
+            result = self.rich_compare(obj, argument, dunder)
             if result is not NotImplemented:
                 return result
         if op == "==":

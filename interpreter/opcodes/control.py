@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..registry import Frame, opcode
+from ..registry import Frame, Handler, opcode
 from ..sentinels import LEAVE, NULL, STOP
 
 
@@ -12,20 +12,27 @@ def jump(frame: Frame, stack: list[Any], target: int) -> int:
     return target
 
 
-@opcode("POP_JUMP_IF_TRUE")
-def pop_jump_if_true(frame: Frame, stack: list[Any], target: int) -> int | None:
-    value = stack.pop()
-    if value is True or value is not False and frame.domain.truth(value):
-        return target
-    return None
+def pop_jump_if(wanted: bool) -> Handler:
+    def run(frame: Frame, stack: list[Any], target: int) -> int | None:
+        value = stack.pop()
+        return target if (value if type(value) is bool else frame.domain.truth(value)) is wanted else None
+
+    return run
 
 
-@opcode("POP_JUMP_IF_FALSE")
-def pop_jump_if_false(frame: Frame, stack: list[Any], target: int) -> int | None:
-    value = stack.pop()
-    if value is False or value is not True and not frame.domain.truth(value):
-        return target
-    return None
+def jump_or_pop(wanted: bool) -> Handler:
+    def run(frame: Frame, stack: list[Any], target: int) -> int | None:
+        if frame.domain.truth(stack[-1]) is wanted:
+            return target
+        stack.pop()
+        return None
+
+    return run
+
+
+for _truth in (True, False):
+    opcode(f"POP_JUMP_IF_{_truth}".upper())(pop_jump_if(_truth))
+    opcode(f"JUMP_IF_{_truth}_OR_POP".upper())(jump_or_pop(_truth))
 
 
 @opcode("POP_JUMP_IF_NONE")
@@ -36,22 +43,6 @@ def pop_jump_if_none(frame: Frame, stack: list[Any], target: int) -> int | None:
 @opcode("POP_JUMP_IF_NOT_NONE")
 def pop_jump_if_not_none(frame: Frame, stack: list[Any], target: int) -> int | None:
     return None if frame.domain.is_none(stack.pop()) else target
-
-
-@opcode("JUMP_IF_TRUE_OR_POP")
-def jump_if_true_or_pop(frame: Frame, stack: list[Any], target: int) -> int | None:
-    if frame.domain.truth(stack[-1]):
-        return target
-    stack.pop()
-    return None
-
-
-@opcode("JUMP_IF_FALSE_OR_POP")
-def jump_if_false_or_pop(frame: Frame, stack: list[Any], target: int) -> int | None:
-    if not frame.domain.truth(stack[-1]):
-        return target
-    stack.pop()
-    return None
 
 
 @opcode("GET_ITER")
@@ -65,34 +56,23 @@ def get_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack.append(NULL)
 
 
-@opcode("FOR_ITER")
-def for_iter(frame: Frame, stack: list[Any], target: int) -> int | None:
-    value = frame.domain.next_item(stack[-1])
-    if value is STOP:
-        stack.append(None)  # END_FOR takes it away
+def for_iter(place: int, pops: bool = False) -> Handler:
+    """place: of the iterator. pops: whether it goes at its end; else END_FOR takes what stands for the next item."""
+
+    def run(frame: Frame, stack: list[Any], target: int) -> int | None:
+        value = frame.domain.next_item(stack[place])
+        if value is not STOP:
+            stack.append(value)
+            return None
+        stack.pop() if pops else stack.append(None)
         return target
-    stack.append(value)
-    return None
+
+    return run
 
 
-@opcode("FOR_ITER:POPS")
-def for_iter_pops(frame: Frame, stack: list[Any], target: int) -> int | None:
-    value = frame.domain.next_item(stack[-1])
-    if value is STOP:
-        stack.pop()
-        return target
-    stack.append(value)
-    return None
-
-
-@opcode("FOR_ITER:WITH_PLACE")
-def for_iter_with_place(frame: Frame, stack: list[Any], target: int) -> int | None:
-    value = frame.domain.next_item(stack[-2])
-    if value is STOP:
-        stack.append(None)  # END_FOR takes it away
-        return target
-    stack.append(value)
-    return None
+opcode("FOR_ITER")(for_iter(-1))
+opcode("FOR_ITER:POPS")(for_iter(-1, pops=True))
+opcode("FOR_ITER:WITH_PLACE")(for_iter(-2))
 
 
 @opcode("POP_ITER:WITH_PLACE")

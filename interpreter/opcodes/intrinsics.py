@@ -8,7 +8,6 @@ from .containers import list_to_tuple
 from .coroutines import async_gen_wrap
 from .exceptions import prep_reraise_star
 from .names import import_star
-from .operators import unary_positive
 
 
 @opcode("PRINT_EXPR")
@@ -30,7 +29,7 @@ def call_intrinsic_1(frame: Frame, stack: list[Any], name: str) -> None:
     elif name == "async_gen_wrap":
         async_gen_wrap(frame, stack, None)
     elif name == "unary_positive":
-        unary_positive(frame, stack, None)
+        stack[-1] = frame.domain.unary("+", stack[-1])
     elif name == "list_to_tuple":
         list_to_tuple(frame, stack, None)
     else:

@@ -108,11 +108,7 @@ def load_from_dict_or_globals(frame: Frame, stack: list[Any], name: str) -> None
 def load_from_dict_or_deref(frame: Frame, stack: list[Any], index: int) -> None:
     mapping = stack.pop()
     value = frame.domain.look_up(mapping, frame.program.localsplus[index])
-    if value is UNSET:
-        value = frame.domain.load_cell(frame.locals[index])
-        if value is UNSET:
-            frame.domain.unbound(frame, index)
-    stack.append(value)
+    load_deref(frame, stack, index) if value is UNSET else stack.append(value)
 
 
 @opcode("LOAD_CLASSDEREF")

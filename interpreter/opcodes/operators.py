@@ -4,28 +4,19 @@ from __future__ import annotations
 from typing import Any
 
 from ..order import discard, replace
-from ..registry import Frame, opcode
+from ..registry import Frame, Handler, opcode
 from ..sentinels import NULL
 
 
-@opcode("UNARY_NEGATIVE")
-def unary_negative(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-1] = frame.domain.unary("-", stack[-1])
+def unary(op: str) -> Handler:
+    def run(frame: Frame, stack: list[Any], operand: Any) -> None:
+        stack[-1] = frame.domain.unary(op, stack[-1])
+
+    return run
 
 
-@opcode("UNARY_POSITIVE")
-def unary_positive(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-1] = frame.domain.unary("+", stack[-1])
-
-
-@opcode("UNARY_INVERT")
-def unary_invert(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-1] = frame.domain.unary("~", stack[-1])
-
-
-@opcode("UNARY_NOT")
-def unary_not(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-1] = frame.domain.unary("not", stack[-1])
+for _name, _op in (("NEGATIVE", "-"), ("POSITIVE", "+"), ("INVERT", "~"), ("NOT", "not")):
+    opcode(f"UNARY_{_name}")(unary(_op))
 
 
 @opcode("TO_BOOL")
