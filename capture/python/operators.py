@@ -6,7 +6,7 @@ import collections
 import math
 import operator
 import types
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
-from moebius.interpreter.domain.operators import COMPARE_DUNDERS
+from moebius.interpreter.domain.operators import COMPARE_DUNDERS, COMPARISONS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.domain.operators import STEMS as DUNDERS
 
@@ -28,7 +28,7 @@ from ..tensors.eithers import Either
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
-from ..values.numbers import COMPARISONS, Number, example, number_kind
+from ..values.numbers import UNARY, Number, example, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS, leaves_to_tensors
 from ..values.opaque_tensor import OpaqueTensor, Varying
 from ..values.values import (
@@ -68,10 +68,9 @@ def is_unknown_to_sympy(op: str, left: Any, right: Any) -> bool:
     return 0 in numbers and op != "+" and not (op == "-" and type(left) in SYMBOLIC)  # the sign of a zero
 
 
-UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 TRUE = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)  # always, in C
-NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+NAMES = DUNDERS | {op: forward.strip("_") for op, (forward, _) in COMPARE_DUNDERS.items()}
 # make another container of one
 COPYING = frozenset("or_ add mul imul __or__ __ror__ __add__ __mul__ __rmul__ __imul__".split())
 REPEATS = frozenset(("mul", "imul", "__mul__", "__imul__", "__rmul__"))
@@ -88,13 +87,13 @@ class Operators(Membership):
         kind = type(value)
         if kind in (np.ndarray, Array) and (found := self.array_calls.unary(op, value)) is not ABSENT:
             return found
-        if (kind is Number or kind in NUMPY_NUMBERS) and op in numbers.UNARY:
-            return self.numbers.apply(numbers.UNARY[op], value)
+        if (kind is Number or kind in NUMPY_NUMBERS):
+            return self.numbers.apply(UNARY[op], value)
         if kind is Either:
             return value.unary(op)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
-                return self.tensors.function(UNARIES[op], (value,), {})
+                return self.tensors.function(UNARY[op], (value,), {})
             return self.symbolic_unary(op, value) if kind in SYMBOLIC else super().unary(op, value)
         self.refuse_alien(value)
         self.guard_operators(value, ("__neg__", "__pos__", "__invert__"))
@@ -102,9 +101,9 @@ class Operators(Membership):
 
     def symbolic_unary(self, op: str, value: Any) -> Any:
         if type(value) is torch.SymBool:
-            return UNARIES[op](self.truth(value))
-        UNARIES[op](example(value))  # Python's own error, where there is one
-        return -value - 1 if op == "~" else UNARIES[op](value)
+            return UNARY[op](self.truth(value))
+        UNARY[op](example(value))  # Python's own error, where there is one
+        return -value - 1 if op == "~" else UNARY[op](value)
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         left_kind, right_kind = type(left), type(right)
@@ -181,7 +180,7 @@ class Operators(Membership):
         elif issubclass(type(right), TensorProxy) and leaves_to_tensors(number_kind(left), NAMES[op]):
             left = self.array_inputs.as_number(left)
         if not any(number_kind(value) in NUMPY_NUMBERS for value in (left, right)):
-            return self.tensors.function(numbers.OPERATIONS.get(op) or OPERATORS[op], (left, right), {})
+            return self.tensors.function(COMPARISONS.get(op) or OPERATORS[op], (left, right), {})
         if not all(type(value) in NUMBERS_AND_SIZES for value in (left, right)) or op == "@":
             detail = f"{type_of(left).__name__} {op} {type_of(right).__name__}"
             raise Break("operator of a number of numpy's", detail, "convert it to a plain number: int(x), float(x)")

@@ -13,7 +13,7 @@ import math
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ MOST = 1 << 22  # numbers of an array with which a function is tried
 STEPS = (3, 7, 19, 47, 101, 211)  # by which sizes that vary differ in another try
 PLAIN = (int, float, bool, complex, type(None), type(...))
 FLOATS_AND_BOOLS = frozenset((np.float16, np.float32, np.float64, np.bool_))
-OPERATORS: dict[str, Callable[..., Any]] = OPERATIONS | {"@": operator.matmul}
+OPERATORS = OPERATIONS | {"@": operator.matmul}
 COMPUTING = frozenset((*OPERATORS.values(), *UNARY.values(), operator.getitem))
 
 

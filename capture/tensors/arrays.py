@@ -26,7 +26,7 @@ from ..hook import ABSENT
 from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
-from ..values.numbers import COMPARISONS, PLAIN_NUMBERS, number_kind
+from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
@@ -85,7 +85,7 @@ class ArrayNumber(SymbolicObject):
         whole = all(type(value) in (ArrayNumber, int, torch.SymInt) for value in (left, right))
         if not whole or not self.arrays.decides_a_branch():
             self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
-        return COMPARISONS[op](*map(plain, (left, right)))
+        return OPERATIONS[op](*map(plain, (left, right)))
 
     def expression(self, emitter: Any) -> str:
         if not self.certain:

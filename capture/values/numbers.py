@@ -11,7 +11,6 @@ from a tensor has none, and a branch on it is a graph break.
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
@@ -20,6 +19,8 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.operators import COMPARISONS, UNARIES
+from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.lowering.step import draw, draw_array, draw_below, draw_numpy
 
 from ..guards.sources import Source
@@ -132,26 +133,6 @@ def example(value: Any) -> Any:
     return value.representative if is_kind(value, Number) else EXAMPLES.get(type(value), value)
 
 
-COMPARISONS: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-OPERATIONS: dict[str, Callable[..., Any]] = COMPARISONS | {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
-}
-UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+# Of numbers alone: the graph has no matrices of Python's, nor does a number change in place.
+OPERATIONS = COMPARISONS | {op: function for op, function in OPERATORS.items() if op != "@" and op[-1] != "="}
+UNARY = {op: function for op, (function, _) in UNARIES.items()}

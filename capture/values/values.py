@@ -14,6 +14,7 @@ from torch import fx
 from torch.nn.attention import SDPBackend
 
 from moebius.interpreter import Signal, is_kind
+from moebius.interpreter.domain.operators import OPERATIONS, STEMS
 
 from ..guards.sources import Source
 from .expert_numbers import number_of
@@ -191,24 +192,9 @@ def install_operators() -> None:
 
         setattr(TensorProxy, name, method)
 
-    for name in (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ):
-        function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
-        binary(f"__{name}__", function, swapped=False)
-        binary(f"__r{name}__", function, swapped=True)
+    for op, name in STEMS.items():
+        binary(f"__{name}__", OPERATIONS[op], swapped=False)
+        binary(f"__r{name}__", OPERATIONS[op], swapped=True)
     for name in ("lt", "le", "gt", "ge"):
         binary(f"__{name}__", getattr(operator, name), swapped=False)
     for name in ("neg", "pos", "abs", "invert"):

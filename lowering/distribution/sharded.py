@@ -318,7 +318,7 @@ class SimulatedShardedTensor(Sharded, torch.Tensor):
 def sharded(shards: DTensor, copy: WholeCopy | None = None) -> Sharded:
     """A tensor whose rows these are."""
     kind: Any = SimulatedShardedTensor if isinstance(shards.to_local(), LocalTensor) else ShardedTensor
-    self: Sharded = wrapper_tensor(kind, shards, False)
+    self: Sharded = wrapper_tensor(kind, shards)
     self.shards, self.whole_copy = shards, copy or WholeCopy()
     return self
 
@@ -460,7 +460,7 @@ class Gathered(Readable, torch.Tensor):
 
     @staticmethod
     def __new__(cls, whole: torch.Tensor) -> Gathered:
-        self = wrapper_tensor(cls, whole, False)
+        self = wrapper_tensor(cls, whole)
         self.whole = whole
         return self
 

@@ -35,11 +35,10 @@ T = TypeVar("T", bound=torch.Tensor)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def wrapper_tensor(cls: type[T], like: torch.Tensor, requires_grad: bool) -> T:
+def wrapper_tensor(cls: type[T], like: torch.Tensor) -> T:
     """A tensor of class ``cls`` with the metadata of ``like`` and no storage (torch's "Extending" page has it)."""
     return torch.Tensor._make_wrapper_subclass(
-        cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, layout=like.layout,
-        requires_grad=requires_grad,
+        cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, layout=like.layout
     )
 
 
