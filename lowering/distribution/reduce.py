@@ -65,9 +65,9 @@ class Known:
 class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
-    had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
-    that was ever met. iteration: how many backward passes have ended. ever: places that
-    backward has reached on some rank."""
+    had been written in place when it was reached. running: backward passes whose end this waits for. left: gradients
+    that a backward which failed has left as this rank's alone, by place. signature: of all that was ever met.
+    iteration: how many backward passes have ended. ever: places that backward has reached on some rank."""
 
     mesh: Any
     axis: int
@@ -75,6 +75,7 @@ class Reducer:
     touched: set[int] = field(default_factory=set)
     written: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
+    left: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     signature: int = 0
     iteration: int = 0
     ever: set[int] = field(default_factory=set)
@@ -159,16 +160,18 @@ class Reducer:
     def finish(self) -> None:
         """The end of backward(): average what it reached on any rank. Collective."""
         self.running.clear()
-        touched, self.touched = self.touched, set()
-        written, self.written = self.written, {}
-        for place, one in enumerate(self.known):  # what was frozen when it was met, and is no more
+        self.touched.update(self.alone())
+        touched = set()
+        for place, one in enumerate(self.known):
             parameter = one.parameter()
-            if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
-                touched.add(place)
+            if parameter is not None and parameter.grad is not None:
+                late = one.hook is None and parameter.requires_grad  # (it was frozen when it was met)
+                if late or place in self.touched:
+                    touched.add(place)
         with torch.no_grad():
             mine = zlib.crc32(repr(sorted(touched)).encode()) ^ self.signature
             values = self.digests(self.sampled(touched), mine)
-            alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched, written))
+            alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched | self.touched))
             if not alike:
                 touched = self.reached_anywhere(touched)
                 self.compare_weights(self.sampled(touched))
@@ -178,9 +181,7 @@ class Reducer:
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
             for place in sorted(touched):
-                parameter = self.known[place].parameter()
-                if parameter is None:
-                    raise DistributionError("a parameter that other ranks train was deleted on this rank")
+                parameter = certain(self.known[place].parameter())
                 if parameter.grad is None:
                     shape = parameter.shards if isinstance(parameter, Sharded) else None
                     parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
@@ -193,12 +194,36 @@ class Reducer:
                 self.average(grads, range(self.mesh.ndim))
             for grads in shards.values():
                 self.average(grads, data_axes(self.mesh, self.axis))
+        self.forget()
 
-    def trouble(self, touched: set[int], written: dict[int, int]) -> str:
+    def forget(self) -> None:
+        """A backward pass is over."""
+        for held in (self.running, self.touched, self.written, self.left):
+            held.clear()
+
+    def fail(self) -> None:
+        """It has failed, on this rank or on another one: what it has accumulated is nobody's mean."""
+        touched = self.touched.union(self.left)
+        self.forget()
+        for place in touched:
+            parameter = self.known[place].parameter()
+            if parameter is not None and parameter.grad is not None:
+                self.left[place] = weakref.ref(parameter.grad)
+
+    def alone(self) -> set[int]:
+        """Places of gradients that a backward which failed has left, and that are there still."""
+        found = set()
+        for place, left in self.left.items():
+            parameter = self.known[place].parameter()
+            if parameter is not None and parameter.grad is not None and left() is parameter.grad:
+                found.add(place)
+        return found
+
+    def trouble(self, touched: set[int]) -> str:
         """Why gradients that are there cannot be averaged."""
         for place in touched:
             parameter = self.known[place].parameter()
-            if parameter is not None and writes(parameter) != written.get(place, writes(parameter)):
+            if parameter is not None and writes(parameter) != self.written.get(place, writes(parameter)):
                 return (
                     f"{self.known[place].told()} was written while backward() ran (by an optimizer "
                     f"that steps within it?), before its gradient was averaged; step after backward()"
@@ -234,13 +259,22 @@ class Reducer:
                 held.compare(self.mesh)
 
     def reached_anywhere(self, touched: set[int]) -> set[int]:
-        """The places that backward reached on any rank. Collective. All ranks have met the same parameters."""
+        """The places that backward reached on any rank. Collective. All ranks have met the same parameters.
+
+        Raises DistributionError, on all ranks, where one of those was deleted on another one."""
         if not agree(self.mesh, "which parameters there are", self.signature):
             raise DistributionError("the ranks have met different parameters; build the same model on every rank")
-        bits = torch.zeros(len(self.known), dtype=torch.int32, device=self.mesh.device_type)
-        bits[sorted(touched)] = 1
+        bits = torch.zeros(2, len(self.known), dtype=torch.int32, device=self.mesh.device_type)
+        bits[0, sorted(touched)] = 1
+        bits[1, [place for place, one in enumerate(self.known) if one.parameter() is None]] = 1
         all_reduce(bits, self.mesh, range(self.mesh.ndim), "header")
-        return set(bits.nonzero()[:, 0].tolist())
+        reached, gone = (set(row.nonzero()[:, 0].tolist()) for row in bits)
+        if lost := sorted(reached & gone):
+            raise DistributionError(
+                f"{self.known[lost[0]].told()} is trained on one rank and was deleted on another one; do the same on "
+                f"all ranks"
+            )
+        return reached
 
     def average(self, grads: list[torch.Tensor], axes: Iterable[int]) -> None:
         """Write the mean over the ranks of these axes into gradients of one dtype. Collective."""
@@ -266,10 +300,15 @@ def to_its_end() -> Iterator[None]:
     """Around each ``backward()``. In a captured call all ranks meet where it ends, those too whose batch had nothing
     that leads to a parameter."""
     before = {key: found.iteration for key, found in REDUCERS.items() if found.mesh == Call.mesh}
-    yield
-    for key, iteration in before.items():
-        if REDUCERS[key].iteration == iteration:
-            REDUCERS[key].finish()
+    try:
+        yield
+        for key, iteration in before.items():
+            if REDUCERS[key].iteration == iteration:
+                REDUCERS[key].finish()
+    except BaseException:
+        for reducer in REDUCERS.values():
+            reducer.fail()
+        raise
 
 
 REDUCERS: dict[tuple[Any, int], Reducer] = {}
