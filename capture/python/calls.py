@@ -74,6 +74,7 @@ from .parts import Parts, holds_proxy, tensors_in
 from .quantifiers import quantifiers
 from .questions import Questions
 from .signatures import Signatures
+from .streams import Streams
 from .substitutes import (
     ANYWHERE,
     COPY_PROTOCOL,
@@ -98,6 +99,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
         self.messages, self.bars, overrides = Messages(domain), Bars(domain), Overrides(self)
+        self.streams = Streams(domain)
         self.overridden, self.overriding = overrides.answer, overrides.among
         self.inference, self.transforms = InferenceModes(domain), FunctionTransforms(domain, self.call)
         self.builtins: dict[Any, Callable[..., Any]] = {
@@ -123,7 +125,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             float: self.to_float,
             **{function: self.to_whole(function) for function in ROUNDINGS},
             str: domain.text_of,
-            PRINT: self.print,
+            PRINT: self.streams.print,
             format: self.format,
             repr: domain.repr_of,
             ascii: self.to_ascii,
@@ -286,13 +288,6 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         run = functools.partial(self.domain.call_function, function, args, kwargs)
         blocks = self.domain.blocks
         return run() if blocks is None else blocks.call(function, args, kwargs, run)
-
-    def print(self, *values: Any, **options: Any) -> None:
-        """``print``: to the stream that ``sys.stdout`` is when the graph runs."""
-        record = self.objects.record_of(vars(sys))
-        if record is not None and record.changed:
-            raise Break("print", "after the step changed the sys module", "it runs natively")
-        self.texts.print(*values, **options)
 
     def read_number(self, name: str, function: Callable[[], float]) -> Number:
         """``time.time()``, ``random.random()``."""

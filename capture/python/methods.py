@@ -201,6 +201,8 @@ class Methods(CallParts):
             return self.of_match(owner, name, bound, args, kwargs)
         if is_array(owner) and (made := self.array_calls.method(owner, name, args, kwargs)) is not ABSENT:
             return made
+        if (done := self.streams.call(owner, name, args, kwargs)) is not ABSENT:
+            return done
         raise Break(
             "method in C",
             f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",

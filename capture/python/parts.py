@@ -144,6 +144,7 @@ class CallParts:
     texts: Texts
     gradients: Gradients
     guards: GuardRecorder
+    streams: Any  # ``streams.Streams``
     functions: dict[Any, Callable[..., Any]]  # what answers for a function of Python's or torch's
     # what other families define
     init_container: Callable[..., None]

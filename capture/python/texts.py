@@ -18,13 +18,15 @@ from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 
 from ..guards.sources import Source
-from ..heap.records import derived_from
+from ..heap.records import derived_from, raw_dict
 from ..tensors.interfaces import TensorOperators
 from ..tensors.numbers import Numbers
 from ..values.formulas import AtSource, Formula
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy
 
+WRITING = ("write", "flush")
+BUFFERS = (io.BufferedWriter, io.BufferedRandom)
 # Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
 STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway
 
@@ -109,31 +111,42 @@ class Texts:
     def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
         return self.make(texts.formatted, value, conversion or "", spec or "")
 
-    def print(self, *values: Any, sep: Any = None, end: Any = None, file: Any = None, flush: Any = False) -> None:
-        """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
+    def refuse_lines(self) -> None:
+        """A graph break where a line that is written cannot stay between the operators around it."""
         if self.writer.recomputed:
             raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
         if self.is_repeated():
             raise Break("print in an expert loop", "the order of its iterations would show", "print after the loop")
         if not self.tensors.whole_step:
             raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
-        if file is not None:
-            raise Break("print", "to another file than sys.stdout", "print to sys.stdout, or after the step")
+
+    def print(self, file: Any, *values: Any, sep: Any = None, end: Any = None, flush: Any = False) -> None:
+        """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it.
+        file: None for what ``sys.stdout`` is then."""
+        self.refuse_lines()
         if not all(type(v) in ATOMS or self.is_part(v) or is_kind(v, Number) for v in values):
             raise Break("print", "of values that are not plain", "print numbers, strings and tensors")
-        if not is_stream(sys.stdout):
+        if file is None and not is_stream(sys.stdout):
             raise Break(
                 "print", f"sys.stdout is a {type(sys.stdout).__name__}, whose write is not known", "it runs natively"
             )
-        self.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
-        writer = self.writer
-        writer.call(texts.say, sep, end, bool(flush), *writer.with_sizes(values))
+        if file is None:
+            self.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
+        self.writer.call(texts.say, file, sep, end, bool(flush), *self.writer.with_sizes(values))
 
 
 def is_stream(stream: Any) -> bool:
-    """Whether writing to the stream runs no code of the user's."""
-    kind = type(stream)
+    """Whether writing to the stream is possible, and runs no code of the user's."""
+    kind, own = type(stream), raw_dict(stream) or {}
     if kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel"):
         return True
     known = derived_from(kind, (io.TextIOWrapper, io.StringIO))
-    return known is not None and kind.write is known.write
+    if known is None or any(name in own or getattr(kind, name) is not getattr(known, name) for name in WRITING):
+        return False
+    try:
+        if known.closed.__get__(stream):
+            return False
+        below = None if known is io.StringIO else io.TextIOWrapper.buffer.__get__(stream)
+        return below is None or type(below.raw if type(below) in BUFFERS else below) in (io.FileIO, io.BytesIO)
+    except ValueError:  # of one that was detached from its file
+        return False

@@ -54,9 +54,9 @@ CODES = (
     ),
     Code(
         4, "print and progress bars", ("print", "progress bar", "print in *"),
-        "What is printed cannot be printed by the graph: options of `print`, another stream, a place inside "
-        "a loop or checkpoint.",
-        "Print plain numbers, strings and tensors with plain `print`, outside of loops over experts.",
+        "What is printed cannot be printed by the graph: values that are not plain, a file whose `write` is the "
+        "program's own code, a place inside a loop or checkpoint.",
+        "Print plain numbers, strings and tensors, to `sys.stdout` or a file of `io`, outside of loops over experts.",
     ),
     Code(
         5, "logging and warnings", ("logging.Logger", "logging.Logger.*", "warnings.*", "warnings that were recorded"),

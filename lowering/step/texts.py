@@ -50,6 +50,16 @@ def log_line(logger: logging.Logger, level: int, file: str, line: int, function:
     return log
 
 
-def say(sep: str | None, end: str | None, flush: bool, *values: Any) -> None:
-    """``print(*values)``, to whatever ``sys.stdout`` is now."""
-    written(*values, sep=sep, end=end, flush=flush)
+def say(file: Any, sep: str | None, end: str | None, flush: bool, *values: Any) -> None:
+    """``print(*values)``, to a file, or to whatever ``sys.stdout`` is now."""
+    written(*values, sep=sep, end=end, file=file, flush=flush)
+
+
+def write(file: Any, text: str) -> None:
+    """``file.write(text)``."""
+    file.write(text)
+
+
+def flush(file: Any) -> None:
+    """``file.flush()``."""
+    file.flush()
