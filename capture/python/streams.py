@@ -10,7 +10,6 @@ import sys
 from typing import Any, NoReturn
 
 from moebius.interpreter import is_kind
-from moebius.lowering.step import texts
 
 from ..hook import ABSENT
 from ..values.values import Break, SymbolicObject, TensorProxy
@@ -43,9 +42,7 @@ class Streams:
         count = {"write": 1, "flush": 0}.get(name)
         if count != len(args) or kwargs or not is_stream(stream) or not all(map(self.is_text, args)):
             return ABSENT
-        self.texts.refuse_lines()
-        node = self.input(stream)
-        self.tensors.writer.call(texts.write if args else texts.flush, node, *args)
+        self.texts.write(self.input(stream), *args)
         if not args:
             return None
         return len(args[0]) if type(args[0]) is str else self.objects.made(Written())

@@ -25,7 +25,7 @@ from ..values.formulas import AtSource, Formula
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy
 
-WRITING = ("write", "flush")
+WRITING = frozenset(("write", "flush", "__getattribute__", "__getattr__"))  # what decides how it is written to
 BUFFERS = (io.BufferedWriter, io.BufferedRandom)
 # Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
 STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway
@@ -111,6 +111,11 @@ class Texts:
     def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
         return self.make(texts.formatted, value, conversion or "", spec or "")
 
+    def write(self, file: TensorProxy, *text: Any) -> None:
+        """``file.write(text)``, or ``file.flush()``, as a node."""
+        self.refuse_lines()
+        self.writer.call(texts.write if text else texts.flush, file, *text)
+
     def refuse_lines(self) -> None:
         """A graph break where a line that is written cannot stay between the operators around it."""
         if self.writer.recomputed:
@@ -137,11 +142,11 @@ class Texts:
 
 def is_stream(stream: Any) -> bool:
     """Whether writing to the stream is possible, and runs no code of the user's."""
-    kind, own = type(stream), raw_dict(stream) or {}
-    if kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel"):
-        return True
-    known = derived_from(kind, (io.TextIOWrapper, io.StringIO))
-    if known is None or any(name in own or getattr(kind, name) is not getattr(known, name) for name in WRITING):
+    kind = type(stream)
+    if (known := derived_from(kind, (io.TextIOWrapper, io.StringIO))) is None:
+        return kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel")
+    own = [vars(base) for base in kind.__mro__[: kind.__mro__.index(known)]]
+    if not all(WRITING.isdisjoint(names) for names in (raw_dict(stream) or (), *own)):
         return False
     try:
         if known.closed.__get__(stream):
