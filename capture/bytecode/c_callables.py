@@ -52,9 +52,14 @@ def owner_of(method: Any) -> Any:
 
 
 def hidden_maker(method: Any) -> Any:
-    """``maker_of``, where its owner's attribute of that name is another (``super()`` makes such)."""
-    maker = maker_of(method)
-    return None if maker is None or entries(method.__self__, method.__name__)[0][0] is maker else maker
+    """``maker_of``, where its owner's attribute of that name is another (``super()`` makes such), or asking for it runs
+    the user's code."""
+    if (maker := maker_of(method)) is None:
+        return None
+    classes = type(method.__self__).__mro__
+    asks = next(base.__dict__["__getattribute__"] for base in classes if "__getattribute__" in base.__dict__)
+    plain = entries(method.__self__, method.__name__)[0][0] is maker and type(asks) is types.WrapperDescriptorType
+    return None if plain else maker
 
 
 def definition_of(method: Any) -> Any:

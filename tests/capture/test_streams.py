@@ -67,7 +67,7 @@ def through(raw: Any) -> Callable[[], Any]:
 
 
 KNOWN: dict[str, Callable[[], Any]] = {
-    "text": io.StringIO, "derived": Plain, "bytes": through(io.BytesIO), "stdout": lambda: sys.stdout,
+    "text": io.StringIO, "derived": Plain, "bytes": through(io.BytesIO), "stdout": lambda: None,
 }  # fmt: skip
 OWN: dict[str, Callable[[], Any]] = {
     "noted": Noted, "flush noted": FlushNoted, "own write": own_write, "own raw": through(Raw), "closed": closed,
@@ -154,7 +154,7 @@ def recipe_of(way: Any, stream: Callable[[], Any]) -> Callable[[], Any]:
         KEPT.append(f)
 
         def look() -> Any:
-            if f.closed:
+            if f is None or f.closed:
                 return [*LETTERS], "closed"
             return [*LETTERS], getattr(f if isinstance(f, io.StringIO) else f.buffer, "getvalue", str)()
 
@@ -162,7 +162,7 @@ def recipe_of(way: Any, stream: Callable[[], Any]) -> Callable[[], Any]:
 
         def step(x: Any) -> Any:
             holder[0] += 1
-            return way(sys.stdout if f is sys.stdout else f, x, holder[0])
+            return way(sys.stdout if f is None else f, x, holder[0])
 
         return step, [Reader(look)]
 
