@@ -147,7 +147,7 @@ def test_wrong(after):
 
 def test_slots_of_no_expert_add_nothing(monkeypatch):
     """Without the check, what a norm with a bias makes of zeros would be added for them."""
-    monkeypatch.setattr(writing, "proven_within", lambda *_: True)
+    monkeypatch.setattr(writing, "is_among", lambda *_: True)
     with pytest.raises(AssertionError):
         lowered(layer(layer_norm, drop=True))
 
