@@ -18,7 +18,7 @@ from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
 from ..guards.sources import Source
 from ..torch_facts import torch_private, torch_sizes
-from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
+from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order, in_words
 from ..values.numbers import CLOCKS, NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break, TensorProxy
@@ -49,6 +49,7 @@ class Numbers:
         self.world = tensors.world
         self.fixed: dict[int, Number] = {}
         self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
+        self.small: set[str] = set()  # those that are constants where sizes are wanted, in words
         self.deciding: set[str] = set()  # places of those on which a branch went another way in another call
         self.seen = 0  # inputs that were looked at for symbols
         self.places: dict[Any, tuple[Source, int | None]] = {}  # by symbol: the input, and the axis of a tensor
@@ -199,8 +200,9 @@ class Numbers:
         if number.size is not None:
             return number.size
         scope = self.scope_of(number)
-        apart = value in (0, 1) and self.writer.stop_number is None  # (else as it was captured)
-        if number.kind is not int or not number.known or scope is None or apart or id(number) in self.fixed:
+        if number.kind is not int or number.evaluate is None or scope is None or id(number) in self.fixed:
+            return self.constant(number)
+        if value in (0, 1) and self.is_apart(in_words(in_order(number.evaluate))):
             return self.constant(number)
         number.size = self.world.symbolic_int(value, f"number_{len(self.sizes)}")
         node = number.node
@@ -209,6 +211,12 @@ class Numbers:
         self.sizes[symbol] = number
         scope.symbols[symbol] = lambda: node
         return number.size
+
+    def is_apart(self, number: str) -> bool:
+        """Whether a number that is 0 or 1 is a constant as a size: for a trace that finds a failure, as captured."""
+        if self.writer.stop_number is None:
+            self.small.add(number)
+        return number in self.small
 
     def scope_of(self, number: Number) -> Any:
         """The open scope whose graph computes the number."""

@@ -45,6 +45,7 @@ class Assumptions:
     """What earlier calls of the same code taught: places and sizes that differ from call to call.
 
     symbolic_places: names of places that hold another number each call. counters: those that the step itself writes.
+    small: numbers, in words, that were 0 or 1 where this attempt wanted sizes, and are constants there.
     symbolic_strings: names of places that hold another text each call. inspected_strings: those where the step looks
     into the text.
     varying: places whose value decides and is another one in each call: what was met there, in words, and a hint.
@@ -81,6 +82,7 @@ class Assumptions:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     dynamic: bool | None = None
     counters: set[str] = field(default_factory=set)
+    small: set[str] = field(default_factory=set)
     symbolic_strings: set[str] = field(default_factory=set)
     inspected_strings: set[str] = field(default_factory=set)
     varying: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -91,7 +91,7 @@ class Trace:
             self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
         self.objects.assume(self.began_with.logs, assumptions.varying, self.tell_below, self.numbers)
-        self.numbers.refuse_varying = self.objects.refuse_varying
+        self.numbers.refuse_varying, self.numbers.small = self.objects.refuse_varying, self.began_with.small
         self.tensors.unread = self.objects.is_entered
         self.heap = self.objects.heap
         gradients = self.gradients = self.tensors.log_to(self.heap, assumptions.outside)

@@ -107,3 +107,28 @@ def test_what_was_done_before_a_number_of_the_call_makes_it_fail_is_done(operati
         log.append(BESIDE[operation](x.sum().item(), i % 4 - 2))
 
     assert run(capture(step, backend="eager")) == run(step)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (5, 1, 0, 4, 1), (4, 3, 2, 1, 0)], ids=str)
+def test_a_size_that_fails_is_found_again_as_it_was_captured(numbers, handled):
+    def run(step):
+        log = []
+        for n in numbers:
+            try:
+                log.append(step(torch.ones(2), n, log).tolist())
+            except RuntimeError as error:
+                log.append((str(error), getattr(error, "__notes__", None)))
+        return log
+
+    def step(x, n, log):
+        log.append(n)
+        try:
+            return x * torch.nn.functional.one_hot(torch.tensor([2]), n).sum()
+        except RuntimeError:
+            if not handled:
+                raise
+            log.append("handled")
+        return x
+
+    assert run(capture(step, backend="eager")) == run(step)
