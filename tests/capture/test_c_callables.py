@@ -4,6 +4,7 @@ import builtins
 import collections
 import ctypes
 import functools
+import io
 import itertools
 import math
 import operator
@@ -15,7 +16,7 @@ import types
 import pytest
 import torch
 
-from moebius import explain
+from moebius import capture, disable, explain, stats
 from moebius.bytecode.c_callables import bound, hidden_maker, is_c_callable, maker_of, owner_of
 
 PATTERN = re.compile("(a)b*")
@@ -215,3 +216,36 @@ def test_a_method_that_knows_its_class_called_by_the_class_or_held_over_a_break(
 
     for step in (of_the_class, held):
         assert torch.equal(explain(step)(torch.zeros(2)).result, torch.full((2,), 3.0))
+
+
+OWN_LOOKUP = {
+    "list": (list, "append", (1,)), "dict": (dict, "setdefault", (1, 2)), "set": (set, "add", (1,)),
+    "deque": (collections.deque, "append", (1,)), "text": (io.StringIO, "write", ("a",)),
+    "random": (random.Random, "random", ()), "str": (str, "upper", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OWN_LOOKUP)
+def test_a_lookup_in_python_is_asked_once_around_a_break(kind):
+    base, name, args = OWN_LOOKUP[kind]
+    asked = []
+
+    class Own(base):
+        def __getattribute__(self, attribute):
+            asked.append(attribute)
+            return super().__getattribute__(attribute)
+
+    def step(obj, x):
+        method = getattr(obj, name)
+        aside()
+        method(*args)
+        return x * 2
+
+    aside = disable(lambda: None)
+    counts, captured = [], capture(step)
+    for function in (step, captured, captured):
+        obj = Own()
+        asked.clear()
+        function(obj, torch.ones(2))
+        counts.append(asked.count(name))
+    assert counts == [1, 1, 1] and stats(captured).breaks
