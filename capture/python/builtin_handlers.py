@@ -510,8 +510,9 @@ class BuiltinHandlers(CallParts):
         equal = self.call(self.attributes.bind(method, owner, type_of(owner)), [other], {})
         return equal if equal is NotImplemented else not self.domain.truth(equal)
 
-    def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
-        """``object.__init_subclass__`` does nothing."""
+    def object_init_subclass(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+        """``object.__init_subclass__`` does nothing but raise where it gets something."""
+        object.__dict__["__init_subclass__"].__get__(None, owner)(*args, **kwargs)
 
 
 def is_open_key(key: Any) -> bool:

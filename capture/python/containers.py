@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from moebius.interpreter import NULL, STOP, Frame, is_kind
-from moebius.interpreter.domain.core import type_name
+from moebius.interpreter.domain.core import lookup, type_name
 
 from ..guards.program import look_up
 from ..heap.identities import refuse_order
@@ -46,6 +46,17 @@ OPEN_KEYS = (Number, torch.SymInt)
 LARGE_TABLE = 1024  # items that a graph's code is to hold at most
 
 
+class Asked(collections.defaultdict):
+    """Keeps nothing that is set."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+ASKED = Asked(int)
+MISSING_IS_SET = ASKED[0] == 0 and not ASKED  # by the class's own __setitem__; as setdefault does, from 3.14.8 on
+
+
 class Pulled:
     """An iterator whose every item the trace computes."""
 
@@ -72,7 +83,8 @@ class Containers(Sets):
         method = self.attributes.get(obj, name)
         if type(method) is types.MethodType and self.objects.is_new(method):
             return method.__func__, method.__self__
-        return method, NULL
+        inherited = type(obj) in ATOMS and self.is_inherited(method, obj, name)
+        return (lookup(type(obj), name), obj) if inherited else (method, NULL)
 
     def load_super_attr(self, frame: Frame, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
         if callee is not super:
@@ -224,6 +236,8 @@ class Containers(Sets):
             factory = self.attributes.get(obj, "default_factory")
             if factory is not None:
                 value = self.call(factory, [], {})
+                if not MISSING_IS_SET:
+                    return self.call(dict.setdefault, [obj, key, value], {})
                 self.set_item(obj, key, value)
                 return value
         raise KeyError(key)

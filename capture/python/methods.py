@@ -141,19 +141,21 @@ class Methods(CallParts):
         """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""
         if not args:
             raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
-        owner, rest = args[0], args[1:]
+        owner, rest, name = args[0], args[1:], descriptor.__name__
         if type(owner) is TensorProxy:
-            if descriptor.__name__ in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
-                raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
-            return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
+            if name in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
+                raise Break("method of object", f"object.{name} of a tensor", "it runs natively")
+            return self.tensor_method(owner, name, rest, kwargs)
         if issubclass(type(owner), RuntimeNumber | Text) or type(owner) in SYMBOLIC:
-            found: Any = getattr(type_of(owner), descriptor.__name__, ABSENT)
+            found: Any = getattr(type_of(owner), name, ABSENT)
             if found is not descriptor:
                 detail = f"{descriptor.__qualname__} of a {type_of(owner).__name__}"
                 raise Break("method of another class", detail, "it runs natively; call it by its name on the object")
-            return self.call(self.domain.get_attr(owner, descriptor.__name__), rest, kwargs)
+            return self.call(self.domain.get_attr(owner, name), rest, kwargs)
         bound = descriptor if is_alien(owner) else c_callables.bound(descriptor, owner)
-        return self.method_of(owner, descriptor.__name__, bound, rest, kwargs)
+        if type(owner) in ATOMS and name not in OBJECT_METHODS:  # errors name the class that the descriptor is of
+            return self.atom_method(owner, name, functools.partial(descriptor, owner), rest, kwargs)
+        return self.method_of(owner, name, bound, rest, kwargs)
 
     def method_of(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A builtin method with the object that it belongs to."""

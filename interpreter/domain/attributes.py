@@ -9,6 +9,7 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    MethodDescriptorType,
     MethodType,
     ModuleType,
 )
@@ -16,7 +17,7 @@ from typing import Any
 from weakref import ref
 
 from ..sentinels import NULL
-from .core import MISSING, PLAIN, Core, is_class, is_heap, lookup, mro_of, special
+from .core import MISSING, PLAIN, Core, is_class, is_heap, lookup, mro_of, reads_plainly, special
 
 GENERIC_GET = object.__getattribute__
 DICT_OF = type.__dict__["__dict__"].__get__  # asks no metaclass
@@ -177,7 +178,15 @@ class Attributes(Core):
         method = self.get_attr(obj, name)
         if type(method) is MethodType:
             return method.__func__, method.__self__
-        return method, NULL
+        return (lookup(type(obj), name), obj) if self.is_inherited(method, obj, name) else (method, NULL)
+
+    def is_inherited(self, method: Any, obj: Any, name: str) -> bool:
+        """Whether CPython calls what a base class in C holds (_PyObject_GetMethod): an error names that class."""
+        if type(method) is not BuiltinFunctionType or not reads_plainly(type(obj)):
+            return False
+        raw = lookup(type(obj), name)
+        inherited = type(raw) is MethodDescriptorType and raw.__objclass__ is not type(obj)
+        return inherited and self.instance_value(obj, name) is MISSING
 
     def load_super_attr(self, frame: Any, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
         """`super().name` and `super(cls, obj).name`; `callee` is what the name super stands for."""

@@ -36,6 +36,7 @@ special: Callable[[type, str], Any] = reentry.special
 # What a type's own fields say; reading `tp.__flags__` would ask the metaclass's __getattribute__.
 flags_of: Callable[[type], int] = reentry.flags_of
 mro_of: Callable[[type], tuple[type, ...]] = reentry.mro_of
+reads_plainly: Callable[[type], bool] = reentry.reads_plainly
 type_name: Callable[[type], str] = reentry.type_name  # as C code's messages have it: with the module of a static type
 full_name: Callable[[type], str] = reentry.full_name  # as newer messages have it: with the module of any type
 is_heap: Callable[[type], bool] = reentry.is_heap  # only such a type can hold Python code

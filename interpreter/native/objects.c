@@ -72,6 +72,13 @@ flags_of(PyObject *module, PyObject *type)
 }
 
 static PyObject *
+reads_plainly(PyObject *module, PyObject *type)
+{
+    (void)module;
+    return PyBool_FromLong(PyType_Check(type) && ((PyTypeObject *)type)->tp_getattro == PyObject_GenericGetAttr);
+}
+
+static PyObject *
 mro_of(PyObject *module, PyObject *type)
 {
     (void)module;
@@ -272,6 +279,8 @@ PyMethodDef mb_object_functions[] = {
     {"special", (PyCFunction)(void (*)(void))special, METH_FASTCALL,
      "special(type, name): the raw attribute along the MRO where calling it would run Python code, else None."},
     {"flags_of", flags_of, METH_O, "flags_of(type) -> int: its tp_flags."},
+    {"reads_plainly", reads_plainly, METH_O,
+     "reads_plainly(type) -> bool: attributes of its objects are read as object reads them (PyObject_GenericGetAttr)."},
     {"mro_of", mro_of, METH_O, "mro_of(type) -> tuple: its tp_mro, empty while it is being made."},
     {"type_name", type_name, METH_O, "type_name(type) -> str: its tp_name."},
     {"full_name", full_name, METH_O, "full_name(type) -> str: PyType_GetFullyQualifiedName; up to 3.12 its tp_name."},

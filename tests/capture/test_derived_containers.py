@@ -351,6 +351,28 @@ def test_items_of_a_derived_container(done: str, kind: str, made: str) -> None:
     assert histories[0] == histories[1]
 
 
+@pytest.mark.parametrize("kind", [name for name in BUILT if name.startswith("defaultdict")])
+def test_a_factory_that_sets_the_missing_item_itself(kind: str) -> None:
+    """Which of the two stays differs between versions of Python, as does whose ``__setitem__`` is asked."""
+    held: list[Any] = [None]
+
+    def factory() -> int:
+        held[0]["k"] = 7
+        return 8
+
+    def step(x: torch.Tensor, d: Any, key: str) -> Any:
+        held[0] = d
+        return x + 1, d[key], d[key], dict(d)
+
+    captured = capture(step, backend="eager")
+    for key in ("k", "j", "k", "j"):
+        given = [BUILT[kind](), BUILT[kind]()]
+        for one in given:
+            one.default_factory = factory
+        assert repr(captured(torch.ones(1), given[0], key)) == repr(step(torch.ones(1), given[1], key))
+        assert repr(dict(given[0])) == repr(dict(given[1]))
+
+
 def test_a_set_is_joined_with_sets_alone() -> None:
     def step(x, other):
         s = {1}

@@ -88,3 +88,15 @@ def test_a_method_called_on_the_class(value, called):
             ours, plain = step(x), worlds[1]["step"](x)
             assert repr(ours) == repr(plain), n
     assert stats(step).graphs
+
+
+@pytest.mark.parametrize("call", ["v.{}(1, 2, 3, 4, 5)", "T.{}(v, 1, 2, 3, 4, 5)", "(m := v.{})(1, 2, 3, 4, 5)"])
+@pytest.mark.parametrize("name", ["bit_length", "conjugate", "to_bytes", "__sizeof__", "__dir__", "__init_subclass__"])
+def test_the_class_in_an_error_of_a_method(name: str, call: str) -> None:
+    """CPython calls by its name what ``int`` has; what is bound first is the flag's."""
+    world: dict[str, Any] = {"T": int}
+    answer = f"  try: return {call.format(name)}\n  except Exception as e: return x * 2, type(e).__name__, str(e)\n"
+    exec(f"def step(x, v):\n{answer}", world)
+    captured = capture(world["step"], backend="eager")
+    for v in (True, False, True, False):
+        assert repr(captured(X, v)) == repr(world["step"](X, v))
