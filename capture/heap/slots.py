@@ -19,7 +19,7 @@ from ..values.values import ATOMS, Break
 from .heap import OWN, Heap
 from .lifetimes import named
 from .objects import Objects
-from .records import CONTAINERS, HEAP_TYPE, raw_dict
+from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, derived_from, raw_dict
 
 POSITIONS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 FIXED = (str, types.CodeType)  # what does not change in them as they run: their names and code
@@ -50,9 +50,9 @@ class Slots:
         if is_kind(obj, types.FunctionType | types.MethodType | functools.partial):
             return self.c_value(obj, descriptor.__get__(obj, kind), name)
         record = self.objects.need(obj)
-        if name in record.writes:
-            self.heap.read("value", obj, name, record.writes[name])
-            return record.writes[name]
+        if (written := in_slots(record).get(name, UNREAD)) is not UNREAD:
+            self.heap.read("value", obj, name, written)
+            return written
         by_user = is_kind(self.on_type(kind, "__getattribute__"), types.FunctionType)
         if by_user or kind.__flags__ & HEAP_TYPE and self.on_type(kind, name) is not descriptor:
             raise Break(  # guards and the step read it by its name, which leads elsewhere
@@ -114,7 +114,7 @@ class Slots:
 
     def value_now(self, obj: Any, name: str, then: Any) -> Any:
         """What a slot or C attribute that was read is by now."""
-        return self.objects.need(obj).writes.get(name, then)
+        return in_slots(self.objects.need(obj)).get(name, then)
 
     def enter_c_value(self, obj: Any, value: Any, name: str) -> Any:
         place = part(self.objects.need(obj).source, "attr", name)
@@ -131,12 +131,17 @@ class Slots:
         """A slot of an object that existed before."""
         kind = type(obj)
         by_class = type(slot) is types.MemberDescriptorType and slot.__objclass__.__flags__ & HEAP_TYPE
-        if not by_class or slot.__name__ != name or kind in CONTAINERS or issubclass(type(obj), BaseException):
+        if not by_class or slot.__name__ != name or derived_from(kind, (*CONTAINERS, BaseException)):
             hint = "keep state that changes in ordinary attributes"
             raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", hint)
         record = self.objects.need(obj)
         self.objects.touch(obj, name)
         record.writes[name] = value
+
+
+def in_slots(record: Record) -> dict[str, Any]:
+    """What the step has set in an object's slots. (What it has set in a container are items.)"""
+    return {} if derived_from(type(record.obj), CONTAINERS) else record.writes
 
 
 def is_equal(descriptor: Any, value: Any, obj: Any) -> bool:

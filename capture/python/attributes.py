@@ -513,7 +513,7 @@ class Attributes(Slots):
             return
         record = self.objects.instance_dict(self.objects.need(obj))
         if record is None:
-            raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
+            return object.__setattr__(obj, name, value)  # raises: there is no place for it
         if kind is types.ModuleType and obj.__name__.partition(".")[0] == "torch" and callable(vars(obj).get(name)):
             where = f"{obj.__name__}.{name} is set, and a graph finds torch's functions by their names"
             raise Break("function of torch is replaced", where, "replace it before the step")
@@ -542,7 +542,9 @@ class Attributes(Slots):
             object.__delattr__(obj, name)
             return
         record = self.objects.instance_dict(self.objects.need(obj))
-        if record is None or not self.objects.dict_delete(record, name):
+        if record is None:
+            return object.__delattr__(obj, name)  # raises, too
+        if not self.objects.dict_delete(record, name):
             raise AttributeError(f"{type_name(type(obj))!r} object has no attribute {name!r}")  # (without its name)
 
     def has(self, obj: Any, name: str) -> bool:

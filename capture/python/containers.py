@@ -39,22 +39,11 @@ from . import natives
 from .enums import plain_member
 from .open_sets import Sets
 from .own_hashes import new_key
-from .specials import is_replaced
+from .specials import MISSING_IS_SET, is_replaced
 from .texts import Text, texts
 
 OPEN_KEYS = (Number, torch.SymInt)
 LARGE_TABLE = 1024  # items that a graph's code is to hold at most
-
-
-class Asked(collections.defaultdict):
-    """Keeps nothing that is set."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-
-ASKED = Asked(int)
-MISSING_IS_SET = ASKED[0] == 0 and not ASKED  # by the class's own __setitem__; as setdefault does, from 3.14.8 on
 
 
 class Pulled:

@@ -238,7 +238,20 @@ CHANGES = {
     "set": lambda o: setattr(o, "another", 1), "set its own": lambda o: setattr(o, "real", 1),
     "delete": lambda o: delattr(o, "another"), "delete its own": lambda o: delattr(o, "real"),
 }  # fmt: skip
-CONSTANTS = (3, 2.5, True, "text", b"bytes", None, ..., 1j, torch.float32, len, (1, 2), range(3), torch.Size([2]))
+
+
+class Bare:
+    """Without a place for attributes, and with one that only its class has."""
+
+    __slots__ = ()
+
+    def real(self):
+        pass
+
+
+CONSTANTS = (
+    3, 2.5, True, "text", b"bytes", None, ..., 1j, torch.float32, len, (1, 2), range(3), torch.Size([2]), Bare(),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -249,7 +262,7 @@ def test_attributes_of_what_has_none(change):
             try:
                 CHANGES[change](o)
             except (AttributeError, TypeError) as error:
-                x = x + len(str(error))
+                x = x + len(str(error)) + len(str(getattr(error, "name", None)))
             return x
 
         captured = capture(step)
