@@ -107,7 +107,8 @@ class CapturedGraph:
     @property
     def inputs(self) -> int:
         """How many inputs it takes."""
-        return sum(node.op == "placeholder" for node in self.gm.graph.nodes)
+        graph = self.gm.graph
+        return len(graph.find_nodes(op="placeholder"))
 
 
 @dataclass(frozen=True)
