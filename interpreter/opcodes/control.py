@@ -15,14 +15,14 @@ def jump(frame: Frame, stack: list[Any], target: int) -> int:
 def pop_jump_if(wanted: bool) -> Handler:
     def run(frame: Frame, stack: list[Any], target: int) -> int | None:
         value = stack.pop()
-        return target if (value if type(value) is bool else frame.domain.truth(value)) is wanted else None
+        return target if (value if type(value) is bool else bool(frame.domain.truth(value))) is wanted else None
 
     return run
 
 
 def jump_or_pop(wanted: bool) -> Handler:
     def run(frame: Frame, stack: list[Any], target: int) -> int | None:
-        if frame.domain.truth(stack[-1]) is wanted:
+        if bool(frame.domain.truth(stack[-1])) is wanted:
             return target
         stack.pop()
         return None
