@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -77,6 +78,25 @@ def batch(number: int, rank: int, ranks: int) -> torch.Tensor:
     return torch.randint(128, (BATCH, LENGTH), generator=generator).chunk(ranks)[rank]
 
 
+def load_last(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, held: dict[str, Any]) -> None:
+    """Go on from the last checkpoint that can be read, if there is one. Those without .metadata, which is written last,
+    are not whole; of a torn one (a full disk, a lost machine) dcp.load says so on all ranks, and has written into
+    what it was given: the one before is read, or nothing goes on."""
+    torn: list[CheckpointException] = []
+    for place in sorted((found.parent for found in folder.glob("*/.metadata")), reverse=True):
+        held["model"], held["optimizer"] = get_state_dict(model, optimizer)
+        try:
+            dcp.load(held, checkpoint_id=place)
+        except CheckpointException as error:
+            torn.append(error)
+            print(f"{place.name} cannot be read: going on from the one before", flush=True)
+            continue
+        set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+        return
+    if torn:
+        raise torn[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="in all, those of the checkpoint among them")
@@ -91,11 +111,8 @@ def main() -> None:
         mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
     model, optimizer = build(mesh)
     held: dict[str, Any] = {"step": 0}
-    whole = sorted(Path(args.resume).glob("*/.metadata")) if args.resume else []  # (it is written last)
-    if whole:  # before the first captured call
-        held["model"], held["optimizer"] = get_state_dict(model, optimizer)
-        dcp.load(held, checkpoint_id=whole[-1].parent)
-        set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+    if args.resume:  # before the first captured call
+        load_last(Path(args.resume), model, optimizer, held)
     run = capture(step, mesh=mesh)
     for number in range(held["step"], args.steps):
         loss = run(model, optimizer, batch(number, rank, ranks))

@@ -174,6 +174,7 @@ class Reducer:
             alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched | self.touched))
             if not alike:
                 touched = self.reached_anywhere(touched)
+                self.touched |= touched
                 self.compare_weights(self.sampled(touched))
             Elsewhere.news = not alike and not touched <= self.ever
             self.ever |= touched
@@ -198,8 +199,7 @@ class Reducer:
 
     def forget(self) -> None:
         """A backward pass is over."""
-        for held in (self.running, self.touched, self.written, self.left):
-            held.clear()
+        self.running, self.touched, self.written, self.left = set(), set(), {}, {}
 
     def fail(self) -> None:
         """It has failed, on this rank or on another one: what it has accumulated is nobody's mean."""

@@ -114,3 +114,19 @@ def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, undisturbed: 
         held.append(torch.load(tmp_path / "whole.pt"))
     for first, second in [[one["model"] for one in held], [one["optimizer"]["state"] for one in held]]:
         torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, undisturbed: tuple[list[str], Path]) -> None:
+    _, folder = undisturbed
+    for name in ("00000002", "00000004"):
+        shutil.copytree(folder / name, tmp_path / name)
+    file = max((tmp_path / "00000004").glob("__*"))
+    os.truncate(file, file.stat().st_size // 2)
+    lines = run(0, "--steps", "6", "--resume", str(tmp_path))
+    torn, *steps = lines
+    assert torn.startswith("00000004 cannot be read") and steps[0].startswith("step 2: ") and len(steps) == 4
+    shutil.rmtree(tmp_path / "00000002")
+    with pytest.raises(AssertionError, match="CheckpointException"):  # no start from what is half read
+        run(0, "--steps", "6", "--resume", str(tmp_path))
