@@ -45,7 +45,7 @@ from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values import tracebacks
 from ..values.numbers import Number
-from ..values.values import Break, decided_by_data
+from ..values.values import Break, SymbolicObject, decided_by_data
 from .attributes import Attributes
 from .calls import Calls
 from .caught import raised_in_c, tells_of_tracing
@@ -289,6 +289,13 @@ class TrackingDomain(Operators, Containers):
         """Raising changes an exception's own traceback and context, which is an effect on one from outside."""
         if is_kind(exc, BaseException) and self.objects.record_of(exc) is not None:
             raise Break("exception from outside is raised", type(exc).__name__, "raise a new one")
+
+    def caught(self, kind: Any) -> tuple[Any, ...]:
+        classes = super().caught(kind)
+        for cls in classes:
+            if is_kind(cls, SymbolicObject):
+                cls.refuse("what a handler catches")
+        return classes
 
     def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
         left = super().prep_reraise_star(original, self.objects.contents(raised))

@@ -56,16 +56,20 @@ class Exceptions(Core):
             raise RuntimeError("No active exception to reraise")
         self.reraise(frame, exc)
 
+    def caught(self, kind: Any) -> tuple[Any, ...]:
+        """The classes that a handler names."""
+        return kind if is_a(kind, tuple) else (kind,)
+
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         """`except kind`; kind is a class or a tuple of classes."""
-        for cls in kind if is_a(kind, tuple) else (kind,):
+        for cls in self.caught(kind):
             if not (is_class(cls) and is_subtype(cls, BaseException)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
         return is_a(exc, kind)
 
     def exc_group_match(self, exc: Any, kind: Any) -> tuple[Any, Any]:
         """`except* kind`: (rest, match), either may be None (Python/ceval.c exception_group_match)."""
-        for cls in kind if is_a(kind, tuple) else (kind,):
+        for cls in self.caught(kind):
             if not (is_class(cls) and issubclass(cls, BaseException)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
             if issubclass(cls, BaseExceptionGroup):

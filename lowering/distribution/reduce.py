@@ -182,7 +182,9 @@ class Reducer:
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
             for place in sorted(touched):
-                parameter = certain(self.known[place].parameter())
+                parameter = self.known[place].parameter()
+                if parameter is None:
+                    raise DistributionError(f"{self.known[place].told()} of other ranks was deleted on this one")
                 if parameter.grad is None:
                     shape = parameter.shards if isinstance(parameter, Sharded) else None
                     parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
@@ -259,22 +261,13 @@ class Reducer:
                 held.compare(self.mesh)
 
     def reached_anywhere(self, touched: set[int]) -> set[int]:
-        """The places that backward reached on any rank. Collective. All ranks have met the same parameters.
-
-        Raises DistributionError, on all ranks, where one of those was deleted on another one."""
+        """The places that backward reached on any rank. Collective. All ranks have met the same parameters."""
         if not agree(self.mesh, "which parameters there are", self.signature):
             raise DistributionError("the ranks have met different parameters; build the same model on every rank")
-        bits = torch.zeros(2, len(self.known), dtype=torch.int32, device=self.mesh.device_type)
-        bits[0, sorted(touched)] = 1
-        bits[1, [place for place, one in enumerate(self.known) if one.parameter() is None]] = 1
+        bits = torch.zeros(len(self.known), dtype=torch.int32, device=self.mesh.device_type)
+        bits[sorted(touched)] = 1
         all_reduce(bits, self.mesh, range(self.mesh.ndim), "header")
-        reached, gone = (set(row.nonzero()[:, 0].tolist()) for row in bits)
-        if lost := sorted(reached & gone):
-            raise DistributionError(
-                f"{self.known[lost[0]].told()} is trained on one rank and was deleted on another one; do the same on "
-                f"all ranks"
-            )
-        return reached
+        return set(bits.nonzero()[:, 0].tolist())
 
     def average(self, grads: list[torch.Tensor], axes: Iterable[int]) -> None:
         """Write the mean over the ranks of these axes into gradients of one dtype. Collective."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -243,18 +242,10 @@ def write_operator(claim: Fused, options: LoweringOptions, known: dict[Any, Any]
         arguments = (x, gate_up, down, running, inside, claim.activation)
         node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
     if signature not in known:
-        own = {dtype_of(tensor) for tensor in (x, gate_up, down)} == {claim.down.dtype}
-        with under_autocast(None if own else claim.down.dtype, tensor_of(x)):
-            known[signature] = infer(node)
+        known[signature] = infer(node)
     node.meta["val"] = known[signature]
     writer.known(node)
     return node if claim.after is None else after_each_row(claim, writer, node, slots, scale)
-
-
-def under_autocast(dtype: torch.dtype | None, like: torch.Tensor | None) -> AbstractContextManager[Any]:
-    """The autocast that is on where a loop stands, for what is inferred there; none without a dtype."""
-    device = certain(like).device.type
-    return nullcontext() if dtype is None else torch.autocast(device, dtype, cache_enabled=False)
 
 
 def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, scale: fx.Node | None) -> fx.Node:

@@ -44,6 +44,8 @@ STATEMENTS = {
     "raise": "raise v",
     "raise with": "raise ValueError(v)",
     "except": "try:\n    raise ValueError(1)\nexcept v:\n    r = 1",
+    "except *": "try:\n    raise ExceptionGroup('g', [ValueError(1)])\nexcept* v:\n    r = 1",
+    "except of several": "try:\n    raise ValueError(1)\nexcept (OSError, v):\n    r = 1",
     "assert": "assert not v, v\nr = 1",
     "add to itself": "q = v\nq += v\nr = q",
     "multiply in place": "q = v\nq *= 2\nr = q",

@@ -185,27 +185,3 @@ def steps_on_what_is_left(way, alone):
 def test_an_optimizer_does_not_step_on_what_it_left(on_new_ranks, way, alone):
     for said, same in on_new_ranks(2, steps_on_what_is_left, way, alone):
         assert same and all("is of this rank alone" in text and "call zero_grad()" in text for text in said), said
-
-
-def deleted():
-    """What each rank says where one trains what another one has deleted."""
-    (model, optimizer), run = build("a hook"), captured()
-    for number in range(2):
-        run(model, optimizer, [parts(number + 1)[dist.get_rank()]], 1)
-    spare = model.heads[0]
-    model.heads[0] = nn.Linear(D, 3).double()
-    del optimizer, run
-    if dist.get_rank() == 0:
-        del spare
-    gc.collect()
-    loss = model(parts(1)[dist.get_rank()], 1).sum()
-    if dist.get_rank() == 1:
-        loss = loss + spare.weight.sum()
-    with pytest.raises(DistributionError) as raised:
-        loss.backward()
-    return str(raised.value)
-
-
-def test_a_parameter_that_one_rank_has_deleted(on_new_ranks):
-    for said in on_new_ranks(2, deleted):
-        assert "heads.0.weight" in said and "was deleted on another one" in said, said
