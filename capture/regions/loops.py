@@ -366,7 +366,9 @@ class Loops:
         if rows is not None and rows.other is not None:
             if is_constant(frame.stack[-1]):
                 return  # known while tracing
-            if branches.goes_on(rows.other) and not self.iterators.can_be_cloned(frame):
+            recorded = {loop.head for loop in self.open if loop.frame is frame}  # (no tracing comes to their end)
+            is_copied = rows.other.inside.isdisjoint(recorded) and self.iterators.can_be_cloned(frame)
+            if branches.goes_on(rows.other) and not is_copied:
                 return
         if rows is not None:
             self.domain.count(frame)

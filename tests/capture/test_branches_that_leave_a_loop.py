@@ -10,6 +10,7 @@ import linecache
 
 import pytest
 import torch
+from plain_python import graph_breaks
 
 from moebius import capture, stats
 
@@ -28,6 +29,8 @@ LOOPS = {
     "nested": "for b in (x, y):\n      for a in (b, b * 2):",
     "a while": "i = -1\n    while i < 2:\n        i += 1\n        a = xs[i]",
     "generated": "for a in (b * 2 for b in xs):",
+    "rows": "for a in torch.stack(xs):",
+    "hits": "for h in (x + y > 0).nonzero()[:, 0]:\n        a = x * h + y",
 }
 BRANCHES = {
     "returns": "if a.sum() > limit:\n            t, w = a * 2, 0.1\n            return t, w",
@@ -82,6 +85,7 @@ def test_as_plain_python(loop, branch):
             found = [shown(run(*given, limit)) for run, given in zip((step, plain), both, strict=True)]
             assert found[0] == found[1], (after, call)
             assert shown(both[0]) == shown(both[1]), (after, call)
+        assert not any("Recursion" in one.detail for one in graph_breaks(step)), after
 
 
 @pytest.mark.share(16)
