@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import only_computes
+from moebius.lowering.aliasing import only_computes, writes_into
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.experts.unrolled_loops import DRAWN
 from moebius.lowering.operators import read_call
@@ -48,7 +48,7 @@ def drop_loose(work: Work) -> None:
 
 def drop_idle_switches(graph: fx.Graph) -> None:
     """A grad-mode switch that the next node overrides, or that sets the mode that is set already, does nothing; nor do
-    two around nothing but whole numbers."""
+    two around what makes nothing of a tensor that needs a gradient."""
     mode: bool | None = None  # as the graph begins, nobody knows
     node = next(iter(graph.nodes), None)
     while node is not None and node.op != "root":
@@ -57,7 +57,7 @@ def drop_idle_switches(graph: fx.Graph) -> None:
             mode = True if mode is None and has_history(node) else mode
         elif is_switch(following) or node.args[0] == mode:
             graph.erase_node(node)
-        elif mode is True and (back := end_of_numbers(node)) is not None:
+        elif mode is True and (back := end_of_constants(node)) is not None:
             following = following if following is not back else back.next
             graph.erase_node(back)
             graph.erase_node(node)
@@ -72,14 +72,37 @@ def has_history(node: fx.Node) -> bool:
     return node.op not in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def end_of_numbers(switch: fx.Node) -> fx.Node | None:
-    """Where gradients are switched on again, if all that is between makes whole numbers, which have none."""
-    node = switch.next
+def end_of_constants(switch: fx.Node) -> fx.Node | None:
+    """Where gradients are switched on again, if nothing between would have any without the switch: whole numbers,
+    and what is made of tensors that need no gradient, or is written into them."""
+    node, cut = switch.next, cut_off(switch.graph)
     while not is_switch(node):
-        if node.op == "root" or not only_computes(node) or not is_whole(node):
+        if node.op not in ("call_function", "call_method") or not (only_computes(node) or read_call(node)):
+            return None
+        of_constants = all(is_constant(one) and id(one.meta.get("val")) not in cut for one in node.all_input_nodes)
+        if not (is_constant(node) and (of_constants or (only_computes(node) and is_whole(node)))):
             return None
         node = node.next
     return node if node.args[0] is True and node is not switch.next else None
+
+
+def cut_off(graph: fx.Graph) -> set[int]:
+    """The values that may have had a history before something took it from them: nodes say what was there at last."""
+    names = ("detach_", "requires_grad_")
+    cutting = [n for name in names for n in graph.find_nodes(op="call_method", target=name)]
+    cutting += graph.find_nodes(op="call_function", target=torch.detach_)
+    return {id(node.args[0].meta.get("val")) for node in cutting}
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether it needs no gradient: a number or a tensor, several, or nothing, of what writes."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return all(
+        not one.requires_grad if isinstance(one, torch.Tensor)
+        else isinstance(one, int | float | torch.SymInt | torch.SymBool | torch.SymFloat)
+        or (one is None and writes_into(node)) for one in parts
+    )  # fmt: skip
 
 
 def is_whole(node: fx.Node) -> bool:
