@@ -117,7 +117,7 @@ def as_captured(
     """The graph without lowering's passes. reason: why, for its expert regions. fault: of ours, if that is why."""
     regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
     gm = graph.gm
-    if checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph):
+    if checkpoint.is_marked(gm) or inference.marks_of(gm.graph):
         gm = copy_graph(gm)
         checkpoint.outline(gm)
         inference.outline_modes(gm)

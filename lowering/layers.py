@@ -160,7 +160,7 @@ def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
     own_names = (text_of(options.precision) or "").startswith("budget")  # each layer's operator has a name
     if options.backend != "moebius" or options.mesh is not None or own_names:
         return []
-    if not find_loops(gm) or checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph) or observed(gm):
+    if not find_loops(gm) or checkpoint.is_marked(gm) or inference.marks_of(gm.graph) or observed(gm):
         return []
     if asks_of_each(gm):
         return []

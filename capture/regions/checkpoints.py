@@ -183,7 +183,9 @@ class Checkpoints:
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.tensors.recomputes:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
-        if self.writer.is_inner or (self.writer.recomputed and (reentrant or self.writer.unasked)):
+        plain = not reentrant and chosen["context_fn"] is noop_context_fn
+        inside = self.writer.is_inner and not (plain and self.writer.scope.is_branch())
+        if inside or (self.writer.recomputed and (reentrant or self.writer.unasked)):
             detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"
             raise Break("checkpoint", detail, hint)
         names = [name for name, default in DEFAULTS.items() if chosen[name] is not default and chosen[name] != default]

@@ -95,6 +95,10 @@ class GraphScope:
     def root(self) -> GraphScope:
         return self if self.parent is None else self.parent.root()
 
+    def is_branch(self) -> bool:
+        """Whether it is the step's own graph, or the body of branches on values in it alone."""
+        return self.parent is None or (self.conditional and self.parent.is_branch())
+
     def is_never_repeated(self) -> bool:
         """Whether a call runs it once, or not at all."""
         return self.parent is None or (self.of_call and self.parent.is_never_repeated())

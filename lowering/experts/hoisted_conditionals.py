@@ -28,7 +28,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, computes, storage_of, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
-from moebius.lowering.experts.blocks import EXITS, expert_rows, inside, runs
+from moebius.lowering.experts.blocks import EXITS, expert_rows, in_front, inside, runs
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.stacking import experts_that_ran, is_left, rows_if
 from moebius.lowering.experts.unrolled_loops import (
@@ -52,6 +52,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.step.branches import require_branch
+from moebius.lowering.step.checkpoint import MARKS, calls_around, marked
 from moebius.lowering.torch_private import same_size, unbacked_symbols
 from moebius.lowering.values import (
     certain,
@@ -150,7 +151,7 @@ def cut_behind_exits(work: Work) -> tuple[list[Provisional], dict[fx.Node, Any]]
     found, asked = list[Provisional](), dict[fx.Node, Any]()
     for downs in runs(graph) if exits else ():
         between = [node for node in exits if downs[0] < node < downs[-1]]
-        storage = Storage(graph) if between else None
+        storage = Storage(graph) if between and not calls_around(downs[0]) else None
         if storage is None or not all(is_known(node.args[0], downs[0], storage) for node in between):
             continue
         first, later = downs[0], [down for down in downs if between[0] < down]
@@ -286,9 +287,11 @@ def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[f
     if not stacked or not any(down in asked for down in downs):
         return
     first = min(stacked)
+    calls = calls_around(first)
     for condition in filter(None, map(asked.get, downs)):
         if first < condition:  # (what it is found with is there, as the rows are)
-            first.prepend(condition)
+            place = in_front(first, calls, condition)
+            (first if any(place < one for one in condition.all_input_nodes) else place).prepend(condition)
     ran = put_before(first, experts_that_ran, tuple(asked.get(down, False) for down in downs), first, None)
     for node in stacked:
         node.args = (ran, *node.args[1:])
@@ -313,15 +316,18 @@ class Opening:
         downs = [node for node in calls if rows_of(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
         self.writes = [node for node in calls if writes_into(node)]
+        self.marks = marked(self.body, MARKS)
         if len(downs) != 1 or not self.skips or not (call["carried"] or self.writes):
             raise NoExperts("the branch has no expert, or several", branch)
         self.down = downs[0]
 
     def opened(self) -> Opened:
         for node in self.body.nodes:
-            plain = node.op in ("placeholder", "output", "get_attr") or node in self.skips or node in self.writes
+            plain = node.op in ("placeholder", "output", "get_attr") or node in (*self.skips, *self.writes, *self.marks)
             if not plain and not computes(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
+        if self.marks and not (len(self.marks) == 2 and self.marks[0] < self.down < self.marks[1]):
+            raise Differ("a checkpointed call behind a branch is not around one expert", self.marks[0])
         needed, last = computed_of([self.down, *self.skips]), max(self.down, *self.skips)
         writer = storage_of(self.body).writer_into(needed, last) if self.writes else None
         if writer is not None:
@@ -344,8 +350,10 @@ class Opening:
             if not self.find(wanted):
                 raise difference
         asked = self.asked
-        for node in [node for node in self.body.nodes if node in inside(self.down, rows_of)]:
-            if node not in self.table:
+        for node in [node for node in self.body.nodes if node in inside(self.down, rows_of) or node in self.marks]:
+            if node in self.marks:  # (what it was given and the expert does not use is kept as it is)
+                self.copy(node, lambda given: self.table.get(given))
+            elif node not in self.table:
                 self.copy(node)
         down = self.table[self.down]
         results = [user for user in self.branch.users if user.target is operator.getitem]

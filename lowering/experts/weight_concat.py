@@ -35,7 +35,7 @@ CONTRACT = Contract(
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, whose experts operators keep no weights that were joined",
     run=lambda work: join_again(work),
-    wanted=lambda work: applies(work.options) and not is_marked(work.gm.graph),
+    wanted=lambda work: applies(work.options) and not is_marked(work.gm),
 )
 
 WEIGHTS = ("gate_up_bias", "down_bias")  # keyword arguments of the operator that may be joined, besides two others

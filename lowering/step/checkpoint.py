@@ -16,7 +16,8 @@ import torch.utils.checkpoint
 from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
-from moebius.lowering.graph import code_of
+from moebius.lowering.draft import copy_graph, finish
+from moebius.lowering.graph import code_of, expert_loop
 from moebius.lowering.step.asked import ASKED, ask_before
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.selective import Keeper, mark_places
@@ -25,11 +26,11 @@ from moebius.lowering.torch_private import set_grad_enabled
 CONTRACT = Contract(
     name="checkpoint",
     needs="a well-formed graph in which checkpointed calls stand one after another or one inside another",
-    promises="a well-formed graph of the same meaning, without marks of checkpointed calls",
+    promises="a well-formed graph of the same meaning, without marks of checkpointed calls, in bodies of branches too",
     need=(well_formed, lambda gm: unpaired(gm.graph, MARKS, "checkpointed calls")),
-    promise=(well_formed, lambda gm: next((f"{n} is left" for n in marked(gm.graph, MARKS)), None)),
+    promise=(well_formed, lambda gm: "a checkpointed call is left" if is_marked(gm) else None),
     run=lambda work: outline(work.gm),
-    wanted=lambda work: is_marked(work.gm.graph),
+    wanted=lambda work: is_marked(work.gm),
 )
 
 
@@ -138,19 +139,30 @@ def marked(graph: fx.Graph, marks: Marks) -> list[fx.Node]:
     return sorted(node for mark in marks for node in graph.find_nodes(op="call_function", target=mark))
 
 
-def is_marked(graph: fx.Graph) -> bool:
-    """Whether a checkpointed call stands in the graph."""
-    return bool(marked(graph, MARKS))
+def is_marked(gm: fx.GraphModule) -> bool:
+    """Whether a checkpointed call stands in the graph, or in the body of a branch."""
+    return bool(marked(gm.graph, MARKS)) or any(is_marked(body) for _, body in bodies_of(gm))
 
 
-def checkpoint_around(node: fx.Node) -> fx.Node | None:
-    """Where the outermost checkpointed call around a node begins, of those that compare what they compute again."""
+def bodies_of(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
+    """The bodies of branches that a graph runs, by name."""
+    names = {str(node.args[0].target) for node in gm.graph.find_nodes(op="call_function", target=expert_loop)}
+    return [(name, body) for name in sorted(names) if isinstance(body := getattr(gm, name), fx.GraphModule)]
+
+
+def calls_around(node: fx.Node) -> list[fx.Node]:
+    """Where the checkpointed calls around a node begin, the outermost first."""
     opened: list[fx.Node] = []
     for mark in marked(node.graph, MARKS):
         if node < mark:
             break
         opened = [*opened, mark] if mark.target is begin_checkpoint else opened[:-1]
-    return next((begin for begin in opened if not begin.args[1]), None)
+    return opened
+
+
+def checkpoint_around(node: fx.Node) -> fx.Node | None:
+    """Where the outermost checkpointed call around a node begins, of those that compare what they compute again."""
+    return next((begin for begin in calls_around(node) if not begin.args[1]), None)
 
 
 def stretches(gm: fx.GraphModule, marks: Marks) -> Iterator[tuple[int, fx.Node, list[fx.Node], fx.Node]]:
@@ -176,7 +188,13 @@ def stretches(gm: fx.GraphModule, marks: Marks) -> Iterator[tuple[int, fx.Node, 
 
 
 def outline(gm: fx.GraphModule) -> None:
-    """What stands between two marks becomes the body of one ``checkpointed`` node, the innermost calls first."""
+    """What stands between two marks becomes the body of one ``checkpointed`` node, the innermost calls first. (Bodies
+    of branches are others' too: those in which there are any are copied.)"""
+    for name, shared in bodies_of(gm):
+        if is_marked(shared):
+            body = copy_graph(shared)
+            outline(body)
+            gm.add_submodule(name, finish(body))
     for count, begin, inside, end in stretches(gm, MARKS):
         *options, selective = begin.args[:5]
         if options[1]:
