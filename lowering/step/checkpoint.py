@@ -192,9 +192,9 @@ def outline(gm: fx.GraphModule) -> None:
     of branches are others' too: those in which there are any are copied.)"""
     for name, shared in bodies_of(gm):
         if is_marked(shared):
-            body = copy_graph(shared)
-            outline(body)
-            gm.add_submodule(name, finish(body))
+            own = copy_graph(shared)
+            outline(own)
+            gm.add_submodule(name, finish(own))
     for count, begin, inside, end in stretches(gm, MARKS):
         *options, selective = begin.args[:5]
         if options[1]:

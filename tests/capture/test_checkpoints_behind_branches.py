@@ -202,9 +202,10 @@ def test_tokens_that_are_written_before_backward(asks, monkeypatch):
 
     layer = Layer().double()
     assert compare(layer, residual) == (0, [True])
-    monkeypatch.setattr(blocks, "in_front", lambda first, calls, node: first)
-    with pytest.raises((AssertionError, RuntimeError)):
-        compare(layer, residual)
+    if not asks:  # (behind a branch the rows are looked up before it anyway)
+        monkeypatch.setattr(blocks, "in_front", lambda first, calls, node: first)
+        with pytest.raises((AssertionError, RuntimeError)):
+            compare(layer, residual)
 
 
 @pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False, "context_fn": None}])
