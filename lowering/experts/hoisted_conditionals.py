@@ -329,7 +329,9 @@ class Opening:
         if self.marks and not (len(self.marks) == 2 and self.marks[0] < self.down < self.marks[1]):
             raise Differ("a checkpointed call behind a branch is not around one expert", self.marks[0])
         needed, last = computed_of([self.down, *self.skips]), max(self.down, *self.skips)
-        writer = storage_of(self.body).writer_into(needed, last) if self.writes else None
+        storage, wanted = storage_of(self.body), rows_of(self.down) or []
+        kept = inside(self.down, rows_of).union(wanted) - {self.down}  # (by plain autograd)
+        writer = storage.writer_into(needed, last) or storage.writer_into(kept, self.body.output_node())
         if writer is not None:
             raise Differ(f"{target_name(writer)} changes what the expert is computed of, or what a branch asks", writer)
         for write in self.writes:
@@ -338,7 +340,7 @@ class Opening:
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
-        before, table, wanted = len(self.made), dict(self.table), rows_of(self.down) or []
+        before, table = len(self.made), dict(self.table)
         try:
             self.ask()
             for rows in wanted:

@@ -167,7 +167,9 @@ def test_what_it_reads_is_changed_before_backward():
     assert compare(Layer().double(), scaled)[0]
 
 
-def test_an_argument_that_is_written_before_backward_is_an_error():
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+@pytest.mark.parametrize("run", [again, lambda expert, rows: expert(rows)], ids=["checkpointed", "kept"])
+def test_an_argument_that_is_written_before_backward_is_an_error(run, backend):
     def written(layer, x, once):
         weight, index = layer.gate(x).softmax(-1).topk(K)
         out = torch.zeros_like(x)
@@ -175,11 +177,11 @@ def test_an_argument_that_is_written_before_backward_is_an_error():
             t, k = torch.where(index == e)
             if t.numel() > 0:
                 rows = x[t]
-                out = out.index_add(0, t, once(expert, rows) * weight[t, k, None])
+                out = out.index_add(0, t, run(expert, rows) * weight[t, k, None])
                 rows.mul_(2)
         return out
 
-    for function in (step, capture(step, backend="eager")):
+    for function in (step, capture(step, backend=backend)):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             function(Layer().double(), next(batches())[1], written)
 
