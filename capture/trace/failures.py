@@ -168,6 +168,7 @@ class FailureHandler:
                 native = continuation(emitter, chain, "run", None)
                 again.append(chain[-1])
             EffectReplay(emitter).effects()
+            torch_private.throw_switches(known_switches(trace, chain) or self.switches)
             left(self, ran(trace, again))
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
@@ -186,9 +187,9 @@ class FailureHandler:
         lost = trace.stopped[count:]
         if any(s.frame.program.handler_at(s.pc) is not None for s in lost):
             error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
+        # (the graph may have thrown others: those that change nothing for it are dropped)
+        torch_private.throw_switches(known_switches(trace, chain[:count]) or self.switches)
         if lost:  # their contexts, which the graph has entered, are never left
-            assert trace.domain.switches is not None
-            torch_private.throw_switches(trace.domain.switches[chain[count - 1].frame] if count else self.switches)
             leave_to_depth(depth_of_autocast() - sum(frame > count for frame in reached.casts))
         left(self, ran(trace, advancing(chain[:count])))
         error.__traceback__ = reached.below
@@ -204,6 +205,12 @@ class FailureHandler:
 def advancing(chain: list[FrameSnapshot]) -> list[FrameSnapshot]:
     """The frames whose instruction advances a generator that goes on: it is run again, for that."""
     return [one for one, inner in itertools.pairwise(chain) if inner.frame.shell is not None]
+
+
+def known_switches(trace: Trace, chain: list[FrameSnapshot]) -> dict[str, Any] | None:
+    """Torch's, as the innermost frame's instruction has them; None without a frame."""
+    assert trace.domain.switches is not None
+    return trace.domain.switches[chain[-1].frame] if chain else None
 
 
 def ran(trace: Trace, again: list[FrameSnapshot]) -> Callable[[], Counts]:

@@ -163,6 +163,17 @@ def handled_by_a_caller(model, h, x, i):
     return result
 
 
+def without_gradients(model, h, x, i):
+    """Which of no gradients could have, so that nobody needs the switch but who asks for it."""
+    y = next(model.parameters()).sum() * 2
+    with torch.no_grad():
+        try:
+            found = x.long()[i]
+        finally:
+            h.items.append(torch.is_grad_enabled())
+    return y + found.sum()
+
+
 def in_a_module(model, h, x, i):
     h.items.append("step")
     y = model(x, i, h)
@@ -217,6 +228,7 @@ CASES = [
     suppressed,
     below_inlined_calls,
     handled_by_a_caller,
+    without_gradients,
     in_a_module,
     gradients,
     cells,
