@@ -499,14 +499,6 @@ def of_bars(program: Program, node: ast.AST, detail: str) -> tuple[ast.AST, str]
     return node, f"range({things})" if name == "trange" else things
 
 
-def of_writes(program: Program, node: ast.AST, detail: str) -> tuple[ast.AST, str] | None:
-    """``sys.stdout.write(text)`` whose result nobody takes: ``print(text, end="")``."""
-    text = only_argument(node)
-    if program.called(node) != "sys.stdout.write" or text is None or not isinstance(program.parents[node], ast.Expr):
-        return None
-    return node, f'print({program.of(text)}, end="")'
-
-
 RULES: dict[str, tuple[Rule, ...]] = {
     "tensor read as a number": (of_arrays, of_whole_numbers, of_lists, of_indices),
     "tensor machinery used as a value": (of_arrays,),
@@ -517,5 +509,4 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "id()": (of_identities,),
     "function outside of the graph": (of_loggers,),
     "progress bar": (of_bars,),
-    "method in C": (of_writes,),
 }

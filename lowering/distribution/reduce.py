@@ -65,9 +65,9 @@ class Known:
 class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
-    had been written in place when it was reached. running: backward passes whose end this waits for. left: gradients
-    that a backward which failed has left as this rank's alone, by place. signature: of all that was ever met.
-    iteration: how many backward passes have ended. ever: places that backward has reached on some rank."""
+    had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
+    that was ever met. iteration: how many backward passes have ended. ever: places that
+    backward has reached on some rank."""
 
     mesh: Any
     axis: int
@@ -75,7 +75,6 @@ class Reducer:
     touched: set[int] = field(default_factory=set)
     written: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
-    left: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     signature: int = 0
     iteration: int = 0
     ever: set[int] = field(default_factory=set)
@@ -160,21 +159,18 @@ class Reducer:
     def finish(self) -> None:
         """The end of backward(): average what it reached on any rank. Collective."""
         self.running.clear()
-        self.touched.update(self.alone())
-        touched = set()
-        for place, one in enumerate(self.known):
+        touched, self.touched = self.touched, set()
+        written, self.written = self.written, {}
+        for place, one in enumerate(self.known):  # what was frozen when it was met, and is no more
             parameter = one.parameter()
-            if parameter is not None and parameter.grad is not None:
-                late = one.hook is None and parameter.requires_grad  # (it was frozen when it was met)
-                if late or place in self.touched:
-                    touched.add(place)
+            if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
+                touched.add(place)
         with torch.no_grad():
             mine = zlib.crc32(repr(sorted(touched)).encode()) ^ self.signature
             values = self.digests(self.sampled(touched), mine)
-            alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched | self.touched))
+            alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched, written))
             if not alike:
                 touched = self.reached_anywhere(touched)
-                self.touched |= touched
                 self.compare_weights(self.sampled(touched))
             Elsewhere.news = not alike and not touched <= self.ever
             self.ever |= touched
@@ -184,7 +180,7 @@ class Reducer:
             for place in sorted(touched):
                 parameter = self.known[place].parameter()
                 if parameter is None:
-                    raise DistributionError(f"{self.known[place].told()} of other ranks was deleted on this one")
+                    raise DistributionError("a parameter that other ranks train was deleted on this rank")
                 if parameter.grad is None:
                     shape = parameter.shards if isinstance(parameter, Sharded) else None
                     parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
@@ -197,35 +193,12 @@ class Reducer:
                 self.average(grads, range(self.mesh.ndim))
             for grads in shards.values():
                 self.average(grads, data_axes(self.mesh, self.axis))
-        self.forget()
 
-    def forget(self) -> None:
-        """A backward pass is over."""
-        self.running, self.touched, self.written, self.left = set(), set(), {}, {}
-
-    def fail(self) -> None:
-        """It has failed, on this rank or on another one: what it has accumulated is nobody's mean."""
-        touched = self.touched.union(self.left)
-        self.forget()
-        for place in touched:
-            parameter = self.known[place].parameter()
-            if parameter is not None and parameter.grad is not None:
-                self.left[place] = weakref.ref(parameter.grad)
-
-    def alone(self) -> set[int]:
-        """Places of gradients that a backward which failed has left, and that are there still."""
-        found = set()
-        for place, left in self.left.items():
-            parameter = self.known[place].parameter()
-            if parameter is not None and parameter.grad is not None and left() is parameter.grad:
-                found.add(place)
-        return found
-
-    def trouble(self, touched: set[int]) -> str:
+    def trouble(self, touched: set[int], written: dict[int, int]) -> str:
         """Why gradients that are there cannot be averaged."""
         for place in touched:
             parameter = self.known[place].parameter()
-            if parameter is not None and writes(parameter) != self.written.get(place, writes(parameter)):
+            if parameter is not None and writes(parameter) != written.get(place, writes(parameter)):
                 return (
                     f"{self.known[place].told()} was written while backward() ran (by an optimizer "
                     f"that steps within it?), before its gradient was averaged; step after backward()"
@@ -293,15 +266,10 @@ def to_its_end() -> Iterator[None]:
     """Around each ``backward()``. In a captured call all ranks meet where it ends, those too whose batch had nothing
     that leads to a parameter."""
     before = {key: found.iteration for key, found in REDUCERS.items() if found.mesh == Call.mesh}
-    try:
-        yield
-        for key, iteration in before.items():
-            if REDUCERS[key].iteration == iteration:
-                REDUCERS[key].finish()
-    except BaseException:
-        for reducer in REDUCERS.values():
-            reducer.fail()
-        raise
+    yield
+    for key, iteration in before.items():
+        if REDUCERS[key].iteration == iteration:
+            REDUCERS[key].finish()
 
 
 REDUCERS: dict[tuple[Any, int], Reducer] = {}

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,10 +26,6 @@ ALONE = (
     "function was seen to train them (a model in a generator, behind __slots__, in another thread? parameters put in "
     "the place of others?); pass the model, or its optimizer, to the captured function"
 )
-LEFT = (
-    "the gradient of {} is of this rank alone: the backward() that made it failed, here or on another rank, before "
-    "gradients were averaged; call zero_grad() before the next step of an optimizer"
-)
 strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # those that no mesh is seen to train
 
 
@@ -44,12 +39,6 @@ class Averaged:
         else:
             strangers.add(optimizer)
 
-    def refuse_left(self, groups: Sequence[str]) -> None:
-        for reducer in REDUCERS.values():
-            if reducer.left and (places := reducer.alone()) and set(names(reducer.mesh)).intersection(groups):
-                told = reducer.known[min(places)].told()
-                raise DistributionError(LEFT.format(told))
-
     def trained(self) -> Iterator[torch.Tensor]:
         for reducer in REDUCERS.values():
             found = [reducer.known[place].parameter() for place in reducer.ever]
@@ -57,12 +46,7 @@ class Averaged:
 
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         meshes = {id(found.mesh): found.mesh for p in parameters if (found := reducer_of(p)) is not None}
-        return tuple(name for mesh in meshes.values() for name in names(mesh))
-
-
-def names(mesh: Any) -> list[str]:
-    """Of the groups of ranks along its axes."""
-    return [remember_axis(mesh, axis) for axis in range(mesh.ndim)]
+        return tuple(remember_axis(mesh, axis) for mesh in meshes.values() for axis in range(mesh.ndim))
 
 
 def refuse(alone: list[torch.Tensor]) -> None:

@@ -20,9 +20,6 @@ class Ranks(Protocol):
     def may_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises where it may not."""
 
-    def refuse_left(self, groups: Sequence[str]) -> None:
-        """Raises where a backward that failed has left gradients that these groups of ranks would step on."""
-
     def trained(self) -> Iterable[torch.Tensor]:
         """The parameters that a backward of some rank has reached: all ranks have got their gradients."""
 
@@ -57,8 +54,6 @@ def trained_on_ranks() -> dict[int, torch.Tensor]:
 
 def count_step(*groups: str) -> None:
     """A step is taken that these groups of ranks count."""
-    for ranks in ASKED:
-        ranks.refuse_left(groups)
     TAKEN.update(groups)
 
 

@@ -99,9 +99,6 @@ BODIES = {
         "for i, v in enumerate(tqdm([1.0, 2.0])):\n    x = x * v + i\nreturn x",
         "return torch.stack([x + i for i in tqdm((1, 2, 3), leave=False)])",
     ],
-    "written text": [
-        "sys.stdout.write('a\\n')\nreturn x * 2", "y = x + 1\nsys.stdout.write(f'{y.dim()} b')\nreturn y",
-    ],
 }  # fmt: skip
 CASES = [
     (cause, statement.format(expression))
