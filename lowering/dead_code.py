@@ -13,6 +13,7 @@ from moebius.lowering.contract import Contract, Work
 from moebius.lowering.experts.unrolled_loops import DRAWN
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import set_grad_enabled
+from moebius.lowering.values import needs_gradient
 
 CONTRACT = Contract(
     name="dead code",
@@ -49,6 +50,7 @@ def drop_loose(work: Work) -> None:
 def drop_idle_switches(graph: fx.Graph) -> None:
     """A grad-mode switch that the next node overrides, or that sets the mode that is set already, does nothing; nor do
     two around what makes nothing of a tensor that needs a gradient."""
+    cut = cut_off(graph)
     mode: bool | None = None  # as the graph begins, nobody knows
     node = next(iter(graph.nodes), None)
     while node is not None and node.op != "root":
@@ -57,7 +59,7 @@ def drop_idle_switches(graph: fx.Graph) -> None:
             mode = True if mode is None and has_history(node) else mode
         elif is_switch(following) or node.args[0] == mode:
             graph.erase_node(node)
-        elif mode is True and (back := end_of_constants(node)) is not None:
+        elif mode is True and (back := end_of_constants(node, cut)) is not None:
             following = following if following is not back else back.next
             graph.erase_node(back)
             graph.erase_node(node)
@@ -72,10 +74,10 @@ def has_history(node: fx.Node) -> bool:
     return node.op not in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def end_of_constants(switch: fx.Node) -> fx.Node | None:
+def end_of_constants(switch: fx.Node, cut: set[int]) -> fx.Node | None:
     """Where gradients are switched on again, if nothing between would have any without the switch: whole numbers,
-    and what is made of tensors that need no gradient, or is written into them."""
-    node, cut = switch.next, cut_off(switch.graph)
+    and what is made of tensors that need no gradient, or is written into them. cut: values, as :func:`cut_off` says."""
+    node = switch.next
     while not is_switch(node):
         if node.op not in ("call_function", "call_method") or not (only_computes(node) or read_call(node)):
             return None
@@ -98,11 +100,10 @@ def is_constant(node: fx.Node) -> bool:
     """Whether it needs no gradient: a number or a tensor, several, or nothing, of what writes."""
     value = node.meta.get("val")
     parts = value if isinstance(value, tuple | list) else (value,)
-    return all(
-        not one.requires_grad if isinstance(one, torch.Tensor)
-        else isinstance(one, int | float | torch.SymInt | torch.SymBool | torch.SymFloat)
-        or (one is None and writes_into(node)) for one in parts
-    )  # fmt: skip
+    known = (torch.Tensor, int, float, torch.SymInt, torch.SymBool, torch.SymFloat)
+    return not needs_gradient(parts) and all(
+        isinstance(one, known) or (one is None and writes_into(node)) for one in parts
+    )
 
 
 def is_whole(node: fx.Node) -> bool:

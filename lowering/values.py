@@ -39,6 +39,13 @@ def tensor_of(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def needs_gradient(value: Any) -> bool:
+    """Whether the value, or one of several, is a tensor that needs a gradient."""
+    if isinstance(value, tuple | list):
+        return any(map(needs_gradient, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def shape_of(node: Any) -> tuple | None:
     """Sizes (ints or SymInts), or None where the value is no known tensor."""
     value = tensor_of(node)

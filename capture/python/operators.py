@@ -87,7 +87,7 @@ class Operators(Membership):
         kind = type(value)
         if kind in (np.ndarray, Array) and (found := self.array_calls.unary(op, value)) is not ABSENT:
             return found
-        if (kind is Number or kind in NUMPY_NUMBERS):
+        if kind is Number or kind in NUMPY_NUMBERS:
             return self.numbers.apply(UNARY[op], value)
         if kind is Either:
             return value.unary(op)

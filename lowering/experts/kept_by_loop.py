@@ -15,7 +15,7 @@ from torch import fx
 from moebius.lowering.experts.claims import Claim
 from moebius.lowering.experts.missed_experts import root_of
 from moebius.lowering.torch_private import storage_of, unbacked_symbols
-from moebius.lowering.values import apply
+from moebius.lowering.values import apply, needs_gradient
 
 FEW = 2  # rows (one would be spread over others)
 
@@ -79,9 +79,3 @@ def like(value: Any, rows: int) -> Any:
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def needs_gradient(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(needs_gradient, value))
-    return is_tensor(value) and value.requires_grad
