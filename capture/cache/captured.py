@@ -32,7 +32,6 @@ from ..export.write import export
 from ..guards import hints
 from ..guards.program import CompiledGuards
 from ..guards.recorder import Fact
-from ..heap.identities import is_bare
 from ..hook import Entry, call_hooked_for, call_unhooked, leave_to_call, settle
 from ..hook.signals import SignalArrived, signals_wait
 from ..options import Options
@@ -67,7 +66,7 @@ from .logs import log_capture, log_recompile, warn
 from .misses import RARE, leave_backward_outside, listen
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
-from .short_lived import ShortLived
+from .short_lived import ShortLived, called_on
 from .stale_captures import StaleCapture
 from .varying import Varying, tell
 
@@ -247,6 +246,7 @@ class Captured:
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
+        self.assumptions.symbolic_places |= self.short_lived.places()
         request = self.request(args, kwargs)
         children, made = len(self.children), len(self.deferred_state.made)
         segment = self.attempt(request, started)
@@ -272,7 +272,8 @@ class Captured:
                 segment.guards.measure(args, kwargs)
             listen(self, segment)
             segment.hits_before = self.entry.hits
-            segment.modules = tuple(map(weakref.ref, called_on(args)))
+            on = called_on(args)
+            segment.modules = tuple(root for root in segment.guards.roots if any(root() is module for module in on))
             self.segments.append(segment)
             log_capture(self.function, segment)
             self.left.clear()
@@ -382,7 +383,7 @@ class Captured:
             owner, segment = me(), captured_for_it()
             if owner is not None and segment is not None and segment in owner.segments:
                 used = owner.entry.hits != segment.hits_before
-                owner.short_lived.died(used, (owner.entry.misses, owner.entry.hits))
+                owner.short_lived.died(used, (owner.entry.misses, owner.entry.hits), segment.guards.models)
                 tell_before_it_goes(owner)
                 owner.forget(segment)
 
@@ -454,8 +455,8 @@ class Captured:
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
-        modules = [id(module) for module in called_on(args)]
-        alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
+        modules = {id(module) for module in called_on(args)}
+        alike = [segment for segment in self.segments if modules.issuperset(id(module()) for module in segment.modules)]
         failed = failures(alike, args, kwargs)
         if failed:
             said = told(failed, self.function.__code__, args, kwargs)
@@ -592,9 +593,3 @@ LEADING_BACK = ReferenceCycles(captures)
 def captured_once(function: types.FunctionType, args: tuple) -> Segment:
     """A capture that nobody keeps. Raises whatever capture raises."""
     return call_unhooked(Captured(function, Options()).capture, args, {})
-
-
-def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
-    """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
-    them, and each has captures of its own."""
-    return tuple(a for a in args if issubclass(type(a), torch.nn.Module) and not is_bare(a))

@@ -31,7 +31,8 @@ class CompiledGuards:
     def __init__(self, recorder: GuardRecorder, n_positional: int, kwnames: tuple[str, ...]):
         self.facts = [*static_facts(recorder), *recorder.facts]
         self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
-        self.roots, self.slots, self.later = recorder.roots, recorder.slots, recorder.later
+        self.roots, self.models = recorder.roots, recorder.models
+        self.slots, self.later = recorder.slots, recorder.later
 
     def measure(self, args: tuple, kwargs: dict[str, Any], rounds: int = 200) -> None:
         """Time each check on these arguments, for which all hold, for the records."""

@@ -151,6 +151,7 @@ class GuardRecorder:
         self.slot_of: dict[Source, int] = {}
         self.seen: set[tuple] = set()
         self.roots: list[weakref.ref] = []
+        self.models: list[tuple[weakref.ref, str]] = []  # and optimizers: each with its place
         self.abstract: NoSubclasses | None = None
         self.later: list[Later] = []
 
@@ -315,6 +316,10 @@ class GuardRecorder:
     def root(self, obj: Any) -> None:
         """An argument that was guarded by identity: when it dies, what was captured for it can go too."""
         self.roots.append(weakref.ref(obj))
+
+    def model(self, obj: Any, place: str) -> None:
+        """A model or optimizer is guarded by identity."""
+        self.models.append((weakref.ref(obj), place))
 
 
 MORTAL: tuple[type, ...] = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)

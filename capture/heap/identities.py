@@ -131,6 +131,11 @@ class Identities(Store):
                 others = [record for record in alike[kind] if not record.source.static]
                 alike[kind] = [*written, *others] if others else []
             self.guards.all_distinct([record.source for record in alike[kind]])
+        told_apart: dict[type, list[Source]] = {}
+        for record in self.told_apart.values():
+            told_apart.setdefault(type(record.obj), []).append(record.source)
+        for sources in told_apart.values():
+            self.guards.all_distinct(sources)
 
     def misses(self, record: Record, key: Any) -> bool:
         """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
@@ -161,9 +166,9 @@ class Identities(Store):
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
         return self.made_key(key)
 
-    def made_key(self, key: Any, is_hashed: bool = False) -> Any:
-        """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
-        tensor each is need not be said: a guard tells the inputs apart."""
+    def made_key(self, key: Any, is_hashed: bool = False, in_new: bool = False) -> Any:
+        """The key as a dict or set has it that the step made (``in_new``), or a shadow: tensors are their proxies
+        there. Which tensor each is need not be said: a guard tells the inputs apart."""
         if type(key) is str:
             return key
         if is_kind(key, TensorProxy | torch.Tensor):
@@ -190,12 +195,27 @@ class Identities(Store):
         if not is_hashed:
             refuse_own_hash(key)  # (before it is pinned: that would be a guard on what Python goes on with alone)
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
-            self.pin(record, "the same key")
+            if in_new and (record.source.static or hashed_by_identity(key)):
+                self.told_apart[id(key)] = record  # which one it is need not be said, either
+            else:
+                self.pin(record, "the same key")
         if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function
             for part in (key.__self__, getattr(key, "__func__", None)):
                 if (record := self.records.get(id(part))) is not None:
                     self.pin(record, "the object of the same key")
         return key
+
+
+    def settle_order(self, items: Any) -> None:
+        """The items of a set are asked for one by one. Objects stand there in the order of their addresses: they are
+        these very ones then. Tensors have others than their proxies."""
+        items = raw_items(items)
+        if len(items) > 1 and any(is_kind(item, TensorProxy) for item in items):
+            hint = "keep them in a list or a dict"
+            raise Break("order of a set of tensors", "its items are asked for one by one", hint)
+        for item in items:
+            if (record := self.told_apart.get(id(item))) is not None:
+                self.pin(record, "the same item of a set")
 
 
 def refuse_own_hash(key: Any) -> None:
@@ -257,10 +277,3 @@ def is_bare(value: Any) -> bool:
     return not held.get("_modules") and all(
         item is None for name in ("_parameters", "_buffers") for item in (held.get(name) or {}).values()
     )
-
-
-def refuse_order(items: Any) -> None:
-    """Tensors stand in a set in the order of their addresses, which their proxies have not."""
-    items = raw_items(items)
-    if len(items) > 1 and any(is_kind(item, TensorProxy) for item in items):
-        raise Break("order of a set of tensors", "its items are asked for one by one", "keep them in a list or a dict")

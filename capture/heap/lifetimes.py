@@ -43,9 +43,10 @@ class Lifetimes(Store):
         if id(parent) in self.model_owned and type(child) not in ATOMS:
             self.model_owned.add(id(child))
 
-    def lives_by_itself(self, value: Any) -> None:
+    def lives_by_itself(self, value: Any, place: str) -> None:
         """A model or optimizer was met."""
         if can_die(value):
+            self.guards.model(value, place)
             self.model_owned.add(id(value))
             if (namespace := raw_dict(value)) is not None:
                 self.model_owned.add(id(namespace))

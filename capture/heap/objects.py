@@ -35,7 +35,7 @@ from .compounds import Compounds
 from .computed_keys import ComputedKeys
 from .conditional_writes import Side
 from .heap import ANYTHING, OWN, WHOLE
-from .identities import SameItems, is_bare
+from .identities import SameItems
 from .lifetimes import Lifetimes
 from .records import (
     CONTAINERS,
@@ -104,14 +104,14 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
             if is_kind(owner := self.enter_builtin(value, source), TensorProxy):
                 return self.made(TensorMethod(owner, value.__name__))
         elif issubclass(kind, IDENTITIES) or (
-            identified(value) and not (source.name in self.symbolic_places and is_bare(value))
+            identified(value) and not (source.name in self.symbolic_places and can_die(value))
         ):
             if not source.static:
                 self.guards.check("is", source, value, text=f"is {describe(value).removeprefix('the same ')}")
                 if can_die(value):
                     self.guards.root(value)
                 source = Static(source.name, value, source)
-            self.lives_by_itself(value)
+            self.lives_by_itself(value, source.name)
         elif not source.static:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
         if source.static and kind.__flags__ & HEAP_TYPE:  # ``value.__class__ = Other`` leaves no trace anywhere else

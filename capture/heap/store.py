@@ -44,6 +44,7 @@ class Store:
         self.guards, self.tensor_input = guards, tensor_input
         self.symbolic, self.symbolic_places = symbolic, symbolic_places
         self.records: dict[int, Record] = {}
+        self.told_apart: dict[int, Record] = {}  # by id: keys of dicts and sets that the step makes
         self.new: dict[int, Any] = {}
         self.before_effects: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
         self.after_effects: list[Callable[[Any], None]] = []  # the same after them

@@ -17,7 +17,6 @@ from moebius.interpreter import NULL, STOP, Frame, is_kind
 from moebius.interpreter.domain.core import lookup, type_name
 
 from ..guards.program import look_up
-from ..heap.identities import refuse_order
 from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, derived_from, with_items
@@ -337,7 +336,7 @@ class Containers(Sets):
         value = self.objects.seen_through(value)
         kind = type(value)
         if kind is frozenset:
-            refuse_order(value)
+            self.objects.settle_order(value)
         if kind in (tuple, str, bytes, frozenset, range) or kind in natives.VIEWS or kind is torch.Size:
             return self.iterators.begins(operand, iter(value))
         if is_kind(value, natives.ITERATORS):
@@ -352,7 +351,7 @@ class Containers(Sets):
         if (base := derived_from(kind, (*CONTAINERS, tuple))) is not None:
             held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
             if base in SETS:
-                refuse_order(held)
+                self.objects.settle_order(held)
             return self.iterators.begins(operand, base.__iter__(held))
         if is_kind(value, type) and is_kind(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType

@@ -20,7 +20,6 @@ from moebius.interpreter.forms import form_of
 
 from ..bytecode import c_callables
 from ..guards.sources import Static
-from ..heap.identities import refuse_order
 from ..heap.records import DICTS, FILLED_BY_C, LISTS, SETS, Record, derived_from, raw_items, with_items
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array, may_be_array
@@ -316,7 +315,7 @@ class Methods(CallParts):
             return ask(target, args[0])
         method = getattr(base, name)
         if base is set and name == "pop":
-            refuse_order(target)
+            self.objects.settle_order(target)
         if record is not None and base in SETS and name in CHANGING:
             return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))

@@ -15,10 +15,9 @@ def new_key(domain: Parts, key: Any, container: Any = None) -> Any:
     call is. Its number plays no part, as long as nothing that it looks at changes while the container is there."""
     kind, objects, heap = type(key), domain.objects, domain.objects.heap
     own = kind not in SIMPLE and python_method(kind, "__hash__") and not hashes_by_name(kind)
-    if not own or kind.__eq__ is not object.__eq__ or not domain.calls.known(key):
-        return objects.made_key(key)
-    if container is not None and not objects.is_new(container):
-        return objects.made_key(key)
+    in_new = container is None or objects.is_new(container)
+    if not own or kind.__eq__ is not object.__eq__ or not domain.calls.known(key) or not in_new:
+        return objects.made_key(key, in_new=in_new)
     begin, since = heap.mark(), heap.age(container)
     heap.listening += 1
     try:
