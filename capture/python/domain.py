@@ -105,7 +105,7 @@ class TrackingDomain(Operators, Containers):
         self.traceback_before: types.TracebackType | None = None  # of what was raised last, before it was
         # by id: at which of the root's steps, and where, and its traceback before
         self.raised: dict[int, tuple[BaseException, int, int, types.TracebackType | None]] = {}
-        self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
+        self.stacks: dict[Frame, tuple[list[Any], int]] = {}  # as each frame's instruction found it, and the instruction
         self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
         self.marks = (0, 0)
         self.making: dict[Frame | None, Making | None] = {}  # by the frame whose instruction calls the class
@@ -135,10 +135,9 @@ class TrackingDomain(Operators, Containers):
             self.root_pc = frame.pc
             self.root_handled = self.machine.exc_item[0]
             self.marks = (self.objects.writes, self.writer.count)
-        if self.stacks is not None:
-            self.stacks[frame] = (frame.stack.copy(), frame.pc)
-            if self.switches is not None:
-                self.switches[frame] = torch_private.switches()
+        self.stacks[frame] = (frame.stack.copy(), frame.pc)
+        if self.switches is not None:
+            self.switches[frame] = torch_private.switches()
         instruction = frame.program.instructions[frame.pc]
         if self.loops.open or instruction.opname in WATCHED:
             self.loops.observe(frame)  # (it may go on elsewhere in the frame)

@@ -113,9 +113,9 @@ class Gradients:
         self.sparse = False  # whether an operator of the step gives a sparse gradient (an embedding that asks for one)
         self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left
         self.may_miss = False  # whether data decides which gradients the last backward left
-        # what Python would go on with from here, where the trace knows it; told that it is wanted
+        # what Python would go on with from here, where the trace knows it; whether that is held, and is wanted
         self.live: Callable[[], tuple] = lambda: ()
-        self.wants_live: Callable[[], None] = lambda: None
+        self.holds_live = self.needs_live = False
         self.optimizers: list[torch.optim.Optimizer] = []
         self.hooks: Hooks  # these two come with the domain
         self.enter: Enter
@@ -345,12 +345,12 @@ class Gradients:
         if node.kwargs.get("allow_unused"):
             expected = tuple(g is not None for g in result)
             self.writer.call(require_given, node, expected)
-            self.wants_live()
+            self.needs_live = True
             self.hold_live()
 
     def hold_live(self) -> None:
         """What Python may go on with after a check of gradients lives until then."""
-        if live := self.live():
+        if self.holds_live and (live := self.live()):
             self.writer.call(keep, *live)
 
     def look_again(self, reached: set[Any], kept: bool) -> list[Callable[[], None]]:
@@ -483,8 +483,7 @@ class Gradients:
 
     def wants_python(self) -> None:
         """Where the last backward left out a gradient, Python may have to go on from there."""
-        if self.may_miss:
-            self.wants_live()
+        self.needs_live |= self.may_miss
 
     def before_the_call(self, proxy: TensorProxy, enter: Enter) -> Any:
         if not is_kind(proxy.real, torch.Tensor) or proxy.source is None:

@@ -73,7 +73,7 @@ class Assumptions:
     strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
-    keeps_stacks: whether what stands on the frames' stacks is asked for (``may_raise``).
+    holds_live: whether what Python goes on with where a batch leaves out a gradient lives until that is known.
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
     """
@@ -111,7 +111,7 @@ class Assumptions:
     strict: set[str] = field(default_factory=set)
     inference_breaks: bool = False
     each_module: bool = False
-    keeps_stacks: bool = False
+    holds_live: bool = False
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None

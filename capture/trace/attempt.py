@@ -31,7 +31,6 @@ class Attempt(Protocol):
     request: Request
     result: Any
     tried: Counter[Any]
-    needs_stacks: bool
 
     @property
     def machine(self) -> Machine: ...

@@ -80,18 +80,14 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
         del frames[within:]
         again = can_run_again(trace.writer.scope)
     stacks = trace.domain.stacks
-    if stacks is None:  # which nobody has asked for yet: the step is traced once more, with them
-        trace.needs_stacks = is_number or any(map(is_in_handler, frames[1:]))
-        lost = frames[1:] if trace.needs_stacks else []
-    else:
-        stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
-        lost = frames[len(connected(stopped, generators=True)) :]
-        if is_number and (lost or not (again or asks_alone(stopped[-1]))):
-            raise Break(
-                "number of numpy's",
-                f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
-                "read them before, with tolist() of the tensor",
-            )
+    stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
+    lost = frames[len(connected(stopped, generators=True)) :]
+    if is_number and (lost or not (again or asks_alone(stopped[-1]))):
+        raise Break(
+            "number of numpy's",
+            f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
+            "read them before, with tolist() of the tensor",
+        )
     found = next(filter(is_in_handler, lost), None)
     if found is not None:
         raise Break(

@@ -151,8 +151,6 @@ class Speculation:
 
     def live(self) -> tuple[Any, ...]:
         """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
-        if self.domain.stacks is None:
-            return ()
         frames, request = self.trace.frames(), self.trace.request
         if len(connected(frames)) < len(frames):
             return ()

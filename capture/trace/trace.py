@@ -130,22 +130,18 @@ class Trace:
         self.recorder: Recorder | None = None
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-iteration loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
-        self.needs_stacks = False
         self.places: dict[tuple[int, int], Place] = {}  # of instructions, by code and number
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[FrameSnapshot] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
-        gradients.live, gradients.wants_live = self.speculation.live, self.want_stacks
+        gradients.live, gradients.holds_live = self.speculation.live, assumptions.holds_live
         if assumptions.speculates:
-            self.domain.stacks = {}
             self.tensors.speculate = self.speculation.decide
         if stop_number is not None:
-            self.domain.stacks, self.domain.switches = {}, {}
+            self.domain.switches = {}
             self.writer.stop_number = stop_number
             self.writer.before_node = lambda number, *_: self.stop() if number == stop_number else None
         else:
-            if assumptions.keeps_stacks:
-                self.domain.stacks = {}
             self.writer.before_node = lambda number, *call: refuse_lost_handler(self, *call)
 
     def release(self) -> None:
@@ -250,9 +246,6 @@ class Trace:
                     traceback.print_exception(error)
                 self.broke(raised(self.domain, error), error)
 
-    def want_stacks(self) -> None:
-        self.needs_stacks |= self.domain.stacks is None
-
     def tell_below(self, name: str) -> None:
         """A place that varies is needed now, which is a graph break: the open calls, which will be captured apart, know
         it by the names that it has there."""
@@ -286,7 +279,6 @@ class Trace:
     def frames(self) -> list[FrameSnapshot]:
         """The open frames, outermost first, as they were before the instructions that they are in."""
         stacks, loops = self.domain.stacks, self.domain.open_loops
-        assert stacks is not None
         frames: list[Frame] = []
         frame = self.machine.frame
         while frame is not None:
@@ -457,8 +449,8 @@ def traced(request: Request, assumptions: Assumptions) -> Trace:
 def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
     """Whether an attempt found what the next one is to do in another way, which ``assumptions`` learns."""
     gradients, stop, domain, ones = attempt.gradients, attempt.graph_break, attempt.domain, attempt.world.ones
-    if attempt.needs_stacks:
-        assumptions.keeps_stacks = True
+    if gradients.needs_live and not assumptions.holds_live:
+        assumptions.holds_live = True
     elif domain.calls.inference.failed and not assumptions.inference_breaks:
         assumptions.inference_breaks = True
     elif stop and assumptions.learn_of_break(stop.reason, domain, attempt.speculation.endless, ones):
