@@ -9,8 +9,10 @@ that inner functions made earlier share them.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +139,7 @@ def build_continuation(
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
     taken = closure_loads(instructions) if code.co_flags & CO_OPTIMIZED else None
     may_be_unset = unset_reads(code)
-    if hidden_later(code, state.index) is not None:
-        raise CannotResume(HIDDEN)
+    refuse_hidden(code, state.index)
     entry = Label()
     exit_of = {e.index: (e, target) for e, target in exits}
     first_line = instructions[0].location
@@ -248,6 +249,17 @@ def build_continuation(
     counts = [users.get(id(item), 0) for item in without_dead_code(out) if is_kind(item, Instr)]
     made = with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False))
     return with_weights(made, counts, (code, state.index, state.depth))
+
+
+def refuse_hidden(code: types.CodeType, index: int) -> None:
+    if hidden_later(code, index) is not None:
+        raise CannotResume(HIDDEN)
+
+
+def deferred_code(code: types.CodeType, state: State, instead: tuple[str, int] | None) -> Callable[[], types.CodeType]:
+    """The same, assembled when it is asked for: most side exits are never taken."""
+    refuse_hidden(code, state.index)
+    return functools.cache(functools.partial(build_continuation, code, state, [], instead))
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:

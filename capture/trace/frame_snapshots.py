@@ -24,7 +24,7 @@ from ..bytecode.stack_layout import (
     operands_popped,
     without_call_prefix,
 )
-from ..codegen.continuation_code import CannotResume, State, build_continuation
+from ..codegen.continuation_code import CannotResume, State, deferred_code
 from ..codegen.residual import Emitter
 from ..codegen.resume import is_held, live_names, refuse_cells
 from ..python.construction import Making
@@ -187,12 +187,12 @@ def native_frame(emitter: Emitter, place: FrameSnapshot, inner: str, what: str) 
     where = {name: i for i, name in slots}
     values = [emitter.value(frame.locals[where[n]]) for n in bound]
     values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
-    code = emitter.constant(build_continuation(frame.code, state, [], instead))
+    code = emitter.constant(deferred_code(frame.code, state, instead))
     if any(n not in where or not is_kind(frame.locals[where[n]], types.CellType) for n in cells if n in live):
         raise CannotResume("a cell is not made yet")
     closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
     function = (
-        f"m_types.FunctionType({code}, {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
+        f"m_types.FunctionType({code}(), {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
         + (f"({closure})" if cells else "None")
         + ")"
     )
