@@ -105,7 +105,7 @@ class TrackingDomain(Operators, Containers):
         self.traceback_before: types.TracebackType | None = None  # of what was raised last, before it was
         # by id: at which of the root's steps, and where, and its traceback before
         self.raised: dict[int, tuple[BaseException, int, int, types.TracebackType | None]] = {}
-        self.stacks: dict[Frame, tuple[list[Any], int]] = {}  # as each frame's instruction found it, and the instruction
+        self.stacks: dict[Frame, tuple[list[Any], int]] = {}  # as each frame's instruction found it, and its place
         self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
         self.marks = (0, 0)
         self.making: dict[Frame | None, Making | None] = {}  # by the frame whose instruction calls the class
