@@ -33,7 +33,7 @@ from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.rows import TensorRows
 from ..values.values import ATOMS, SYMBOLIC, Body, Break, TensorProxy, UndefinedAfterLoop
-from . import branch_places, branches, chosen_numbers, two_sides
+from . import branch_places, branches, chosen_numbers, range_loops, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
@@ -87,7 +87,7 @@ class Loops:
         """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
         None for any other use."""
         frame = self.domain.frame
-        if frame is None or not self.tensors.branches or self.open:
+        if frame is None or not self.tensors.whole_step or self.open:
             return None
         how = iterated_as(frame)
         if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
@@ -206,7 +206,7 @@ class Loops:
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
         key = (frame.code, frame.pc)
-        if not self.tensors.branches or key in self.unrolled:
+        if not self.tensors.whole_step or key in self.unrolled:
             return
         iterator = frame.stack[-ITERATOR_PLACES]
         if not self.iterators.is_alone(frame, -ITERATOR_PLACES):
@@ -356,7 +356,7 @@ class Loops:
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""
-        if not self.tensors.branches or (frame.code, frame.pc) in self.unrolled:
+        if not range_loops.takes_branches(self.tensors, self.open, frame) or (frame.code, frame.pc) in self.unrolled:
             return
         if self.arithmetic.decides(frame.stack[-1]):
             frame.stack[-1] = self.arithmetic.both_ways(frame.stack[-1])

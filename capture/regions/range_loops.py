@@ -53,6 +53,33 @@ def goes_over_experts(frame: Frame) -> bool:
     return not leftovers(body) & first_loads(instructions[leave:])
 
 
+def takes_branches(tensors: Any, open_loops: list[Any], frame: Frame) -> bool:
+    """Whether a branch on data is one for the graph. With a mesh, only those of an expert's iteration: each rank has
+    them, whatever its own batch says."""
+    if tensors.branches or not tensors.whole_step:
+        return bool(tensors.branches)
+    return bool(open_loops) or is_in_loop_over_experts(frame)
+
+
+def is_in_loop_over_experts(frame: Frame) -> bool:
+    """Whether a loop around the frame's instruction asks for the rows of what it goes over, in whatever words."""
+    instructions, here = frame.program.instructions, frame.pc
+    around = (
+        instructions[head + 1 : loop.target]
+        for head, loop in enumerate(instructions)
+        if loop.opname == "FOR_ITER" and loop.target is not None and head < here < loop.target
+    )
+    return any(map(asks_for_rows, around))
+
+
+def asks_for_rows(body: list) -> bool:
+    """Whether a loop's body has a call that picks rows, or compares something with what the loop goes over."""
+    rows = {name for i in body[:3] for kind, name in accesses(i) if kind == "STORE"}  # (``for e, expert in …`` unpacks)
+    pairs = zip(body, body[1:], strict=False)
+    compared = any(b.opname == "COMPARE_OP" and rows & {name for _, name in accesses(a)[-1:]} for a, b in pairs)
+    return compared or not names_in(body).isdisjoint(PICKS_ROWS)
+
+
 def names_in(body: list) -> set[str]:
     """What instructions load by name."""
     return {i.argval for i in body if is_kind(i.argval, str) and i.opname.startswith("LOAD")}

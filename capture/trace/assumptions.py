@@ -137,8 +137,8 @@ class Assumptions:
 
     @property
     def branches(self) -> bool:
-        """Whether loops over ranges of experts, and branches on data, may be in the graph: with a mesh a rank whose
-        batch leaves out what others do would miss their exchange."""
+        """Whether branches on data may be in the graph, outside of loops over experts, which run on each rank: with a
+        mesh a rank whose batch leaves out what others do would miss their exchange."""
         return self.whole_step and not self.on_a_mesh
 
     @property

@@ -515,20 +515,22 @@ def better_of(attempt: Trace, other: Trace) -> tuple[Trace, bool]:
 def speculating(attempt: Trace, assumptions: Assumptions) -> Trace:
     """The attempt once more with side exits for the branches on data that ended it; ``assumptions`` learns it.
 
-    A branch whose body a node cannot say (it changes a Python object) is one of these.
+    A branch whose body a node cannot say (it changes a Python object) is one of these. (With a mesh there are none: it
+    is a graph break.)
     """
     before, branches, asks = attempt.assumptions, attempt.in_branches, attempt.asks_data
+    exits = assumptions.branches
     for _ in range(MAX_BRANCHES):
         if not branches and (before.speculates or not asks):
             branches = attempt.deciding_branches()  # Python may have to know which number one of them chose
-        if not assumptions.branches or not (branches or (asks and not before.speculates)):
+        if not (branches or (exits and asks and not before.speculates)):
             break
         unrolled = before.unrolled | branches
-        other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
+        other = traced(attempt.request, replace(before, speculates=exits, unrolled=unrolled))
         before, branches, asks = other.assumptions, other.in_branches, other.asks_data
         attempt, better = better_of(attempt, other)
         if better:
-            assumptions.speculates, assumptions.unrolled = True, assumptions.unrolled | unrolled
+            assumptions.speculates, assumptions.unrolled = exits, assumptions.unrolled | unrolled
         elif branches <= unrolled:  # (another branch may stand behind the one that it has left behind)
             break
     return attempt

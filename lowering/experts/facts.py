@@ -187,7 +187,7 @@ class MaskRows(Fact):
 
 @dataclass(frozen=True)
 class RowCount(Fact):
-    """S, as a number."""
+    """S, as a number, or a multiple of it: it is asked whether that is 0."""
 
     words = "the number of one expert's rows"
 

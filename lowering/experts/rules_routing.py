@@ -407,6 +407,16 @@ def column_or_vector(reader: Reader, call: Call, fact: Coordinate | RowWeight | 
     return replace(fact, column=not fact.column) if sized_one((before if fact.column else after)[1]) else None
 
 
+@rule("mul")
+def numbers_in_rows(reader: Reader, call: Call) -> Fact | None:
+    """``numel()`` of a matrix with one row for each selected position: so many in each row."""
+    for rows, each in ((call["input"], call["other"]), (call["other"], call["input"])):
+        count, times = reader.fact(rows), reader.fact(each)
+        if isinstance(count, RowCount) and isinstance(times, Constant) and type(times.value) is int and times.value > 0:
+            return count
+    return None
+
+
 @rule("numel", "size")
 def row_count(reader: Reader, call: Call) -> Fact | None:
     """S: the length of a coordinate, or of anything that has one row for each selected position."""
