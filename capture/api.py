@@ -307,9 +307,7 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
         if member is captured and segment.guards.hold(args, kwargs):
             segment.guards.measure(args, kwargs)
         add_segment(report, segment, member)
-        if segment.whole:
-            report.count("captured", segment.counts, one.whole)
-        for counts in one.left:
+        for counts in (one.whole, *one.left):
             report.count("captured", counts)
         took = record.native.seconds.get(id(segment.native))
         if segment.graph_break is not None:
@@ -361,7 +359,7 @@ def report_of(captured: Captured) -> Report:
                 costs.add(cause(stopped))  # (of two captures for different calls one costs something in each)
                 report.breaks.append(with_cost(stopped, took if counts else None))
         if segments and segments[-1].whole:
-            report.count("captured", segments[-1].counts)
+            report.count("captured", segments[-1].counts.in_runs([{}]))
     report.recompiles = captured.stats().recompiles
     return report
 

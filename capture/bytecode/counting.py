@@ -18,6 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .stack_layout import AFTER_LOOP
 from .user_code import is_library
@@ -29,6 +30,10 @@ BEFORE: dict[int, tuple[weakref.ref[types.CodeType], Before]] = {}
 PREFIXES_COUNT = sys.version_info >= (3, 12)  # sys.monitoring has an event for each of an instruction's prefixes
 CACHE, RESUME, END_FOR = (dis.opmap.get(name, -1) for name in ("CACHE", "RESUME", "END_FOR"))
 Function = tuple[str, str, int]  # file, qualified name, first line
+# A part of the body of a loop or branch that one node of the graph says: its number, how many conditions in it have
+# been passed, and whether it is what the last of them skips to.
+Part = tuple[int, int, bool]
+Ran = Mapping[int, Mapping[tuple[int, bool], int]]  # by these, how often each ran in a call; what is not there: unknown
 
 
 def with_weights(code: types.CodeType, weights: list[int], goes_on: Before) -> types.CodeType:
@@ -103,17 +108,37 @@ def counted(code: types.CodeType) -> bytes:
 
 @dataclass
 class Counts:
-    """How many instructions of the user's ran, by function; in which lines. in_loops: those of them that stand in a
-    loop or branch over data that one node of the graph says, or that a backward runs: each was counted once, however
-    often it runs."""
+    """How many instructions of the user's ran, by function; in which lines. in_loops: those of them that were counted
+    once, however often they run: what a backward runs, and what stands in a loop or branch over data of which nobody
+    could tell. parts: what stands in these, by part, as a run of it counts; ``in_runs`` has it among the rest."""
 
     functions: dict[Function, int] = field(default_factory=dict)
     lines: dict[str, set[int]] = field(default_factory=dict)
     in_loops: dict[Function, int] = field(default_factory=dict)
+    parts: dict[Part, Counts] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         return sum(self.functions.values())
+
+    def include(self, other: Counts, times: int = 1) -> None:
+        """Add what ran besides, so many times."""
+        add(self.functions, other.functions, times)
+        add(self.in_loops, other.in_loops, times)
+        for file, lines in other.lines.items():
+            self.lines.setdefault(file, set()).update(lines)
+
+    def in_runs(self, runs: Iterable[Ran]) -> Counts:
+        """What several runs of the graph count, each with how often its loops and branches ran."""
+        total = Counts()
+        for ran in runs:
+            total.include(self)
+            for (number, passed, skips), part in self.parts.items():
+                known = ran.get(number)
+                if times := int(not skips) if known is None else known.get((passed, skips), 0):
+                    total.include(part, times)
+                    add(total.in_loops, part.functions if known is None else {})
+        return total
 
 
 @dataclass
@@ -125,12 +150,13 @@ class Tally:
 
 
 class Counted(Tally):
-    """One code object's instructions: which count, how many of them ran, and where they stand. in_loops: those of them
-    of which only the data knows how often they run. goes_on: whether the code begins in the middle of a frame."""
+    """One code object's instructions: which count, how many of them ran, and where they stand. part: in which part of
+    a loop's or branch's body. in_loops: those of them of which only a backward knows how often they run. goes_on:
+    whether the code begins in the middle of a frame."""
 
-    def __init__(self, code: types.CodeType):
+    def __init__(self, code: types.CodeType, part: Part | None = None):
         super().__init__()
-        self.code, self.users = code, not is_library(code.co_filename)
+        self.code, self.part, self.users = code, part, not is_library(code.co_filename)
         self.flags = counted(code) if self.users else b""
         self.goes_on = goes_on(code)
         self.offsets: dict[int, None] = {}  # in the order in which they first ran
@@ -159,23 +185,30 @@ class Counter:
     came after the last one: the half of a root instruction that runs natively after all."""
 
     def __init__(self) -> None:
-        self.codes: dict[int, Counted] = {}  # by the id of a code object, which is kept alive
-        self.tallies: dict[int, Tally] = {}  # these, and of each what is in loops, by the negative id
-        self.changed: dict[int, Tally] = {}  # of these, since ``keep``
+        self.codes: dict[Any, Counted] = {}  # by the id of a code object, which is kept alive, or that and the part
+        self.tallies: dict[Any, Tally] = {}  # these, and of each what autograd runs, by the negative id
+        self.changed: dict[Any, Tally] = {}  # of these, since ``keep``
         self.autograds = 0  # blocks that are open of ``by_autograd``
+        self.bodies = 0  # of loops and branches, so far
 
-    def step(self, code: types.CodeType, offset: int, times: int) -> None:
-        """An instruction that runs so many times; 0: the data knows how often."""
-        key = id(code)
+    def step(self, code: types.CodeType, offset: int, times: int = 1, part: Part | None = None) -> None:
+        """An instruction that runs so many times, or as often as the part of a body that it stands in."""
+        key = id(code) if part is None else (id(code), part)
         known = self.codes.get(key)
         if known is None:
-            known = self.tallies[key] = self.codes[key] = Counted(code)
-            self.tallies[-key] = known.in_loops
+            known = self.tallies[key] = self.codes[key] = Counted(code, part)
+            if part is None:
+                self.tallies[-id(code)] = known.in_loops
         if known.users and (each := known.flags[offset >> 1]):
             known.offsets[offset] = None
-            self.add(key, (times or 1) * each)
-            if not times or self.autograds:
-                self.add(-key, each)
+            self.add(key, times * each)
+            if self.autograds and part is None:
+                self.add(-id(code), each)
+
+    def body(self) -> Part:
+        """The first part of a body that begins."""
+        self.bodies += 1
+        return self.bodies, 0, False
 
     @contextlib.contextmanager
     def by_autograd(self) -> Iterator[None]:
@@ -187,7 +220,7 @@ class Counter:
         finally:
             self.autograds -= 1
 
-    def add(self, key: int, count: int) -> None:
+    def add(self, key: Any, count: int) -> None:
         known = self.changed[key] = self.tallies[key]
         known.count += count
 
@@ -201,11 +234,11 @@ class Counter:
             known.count = known.kept
         self.changed.clear()
 
-    def mark(self) -> dict[int, int]:
+    def mark(self) -> dict[Any, int]:
         """How many of each have been counted."""
         return {key: known.count for key, known in self.tallies.items()}
 
-    def back_to(self, mark: dict[int, int]) -> None:
+    def back_to(self, mark: dict[Any, int]) -> None:
         """As it was then: what came since is recorded again."""
         for key, count in self.since(mark).items():
             self.add(key, -count)
@@ -219,14 +252,16 @@ class Counter:
         finally:
             self.back_to(before)
 
-    def since(self, mark: dict[int, int]) -> dict[int, int]:
+    def since(self, mark: dict[Any, int]) -> dict[Any, int]:
         """What was counted since then."""
         return {k: n for k, known in self.tallies.items() if (n := known.count - mark.get(k, 0))}
 
-    def repeat(self, counts: dict[int, int]) -> None:
-        """The same instructions once more: a module that is like one that was interpreted."""
+    def repeat(self, counts: dict[Any, int]) -> None:
+        """The same instructions once more: a module that is like one that was interpreted. (Its loops have the same
+        numbers, and each counts the runs of all.)"""
         for key, count in counts.items():
-            self.add(key, count)
+            if type(key) is int:
+                self.add(key, count)
 
     def so_far(self, again: Iterable[tuple[types.CodeType, list[int]]] = ()) -> Callable[[], Counts]:
         """What has been counted by now, without instructions (``stack_layout.run_again``) that will run again,
@@ -235,8 +270,9 @@ class Counter:
         reached = [Reached(known, known.count, known.in_loops.count) for known in self.codes.values()]
         for code, offsets in again:
             for one in reached:
-                if one.counted.code is code:
-                    one.count -= one.counted.times(offsets)
+                known = one.counted
+                if known.code is code and known.part is None:
+                    one.count -= known.times(offsets)
         return functools.partial(counts_of, reached)
 
 
@@ -254,11 +290,12 @@ def counts_of(codes: Iterable[Reached]) -> Counts:
     found = Counts()
     for one in codes:
         known = one.counted
+        to = found if known.part is None else found.parts.setdefault(known.part, Counts()) if one.count else found
         if one.count:
-            add(found.functions, {known.function: one.count})
-            found.lines.setdefault(known.code.co_filename, set()).update(known.lines(one.first))
+            add(to.functions, {known.function: one.count})
+            to.lines.setdefault(known.code.co_filename, set()).update(known.lines(one.first))
         if one.in_loops:
-            add(found.in_loops, {known.function: one.in_loops})
+            add(to.in_loops, {known.function: one.in_loops})
     return found
 
 

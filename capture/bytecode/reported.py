@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from .counting import Counts
+from .counting import Counts, Ran
 
 
 class Reported(threading.local):
     """tracer: the innermost trace function of a report; None: none looks. left: by what a graph's failures go to
-    (``trace.failures``), kept alive, the instructions that each run stands for that left it in the middle."""
+    (``trace.failures``), kept alive, the instructions that each run stands for that left it in the middle.
+    ran: by the same, how often the loops and branches of the graph ran, in each run that is not over or ended well."""
 
     tracer: Any = None
     left: dict[int, tuple[Any, list[Counts]]] | None = None
+    ran: dict[int, list[Ran]] | None = None
 
 
 REPORTED = Reported()
@@ -63,5 +65,6 @@ def counted() -> Iterator[None]:
 
 def left(graph: Any, counts: Callable[[], Counts]) -> None:
     """A graph was left in the middle, where it stands for so many instructions."""
-    if REPORTED.left is not None:
-        REPORTED.left.setdefault(id(graph), (graph, []))[1].append(counts())
+    if REPORTED.left is not None and REPORTED.ran is not None:
+        runs = REPORTED.ran.get(id(graph))
+        REPORTED.left.setdefault(id(graph), (graph, []))[1].append(counts().in_runs([runs.pop() if runs else {}]))

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..bytecode.counting import Counts
-from ..bytecode.reported import REPORTED
+from moebius.lowering.how_often import how_often
+
+from ..bytecode.counting import Counts, Ran
+from ..bytecode.hidden_frames import hidden
+from ..bytecode.reported import REPORTED, uncounted
 from ..codegen.native_parts import NativePart
 from ..hook import Entry, GuardProgram, is_disabled, is_traced
 from ..trace.segment import Segment
@@ -34,11 +37,11 @@ class Cold:
 
 @dataclass
 class Runs:
-    """A captured segment that ran. whole: how often to its end. left: what each of its other runs stands for."""
+    """A captured segment that ran. whole: what the runs to its end stand for. left: the same of each other run."""
 
     captured: Any
     segment: Segment
-    whole: int
+    whole: Counts
     left: list[Counts]
 
 
@@ -49,7 +52,9 @@ class CallRecord:
 
     cold: list[Cold] = field(default_factory=list)
     runs: list[Runs] = field(default_factory=list)
-    left: dict[int, tuple[Any, list[Counts]]] = field(default_factory=dict)  # see ``reported``
+    left: dict[int, tuple[Any, list[Counts]]] = field(default_factory=dict)  # see ``reported``, and for the next one
+    ran: dict[int, list[Ran]] = field(default_factory=dict)
+    watched: list[tuple[dict[str, Any], Any]] = field(default_factory=list)  # see ``watch``
     native: NativeCounts = field(default_factory=NativeCounts)
     why_native: str = ""
     parts: dict[int, NativePart] = field(default_factory=dict)  # after graph breaks, by the id of their code
@@ -89,6 +94,8 @@ def note(captured: Any, segment: Segment | None, why: str, again: bool) -> None:
     record = OPEN.record
     if record is not None:
         record.cold.append(Cold(captured, segment, why, again))
+        if segment is not None:
+            watch(record, segment)
         if segment is not None and segment.native is not None:
             record.parts[id(segment.native.code)] = segment.native
 
@@ -110,6 +117,24 @@ def note_gone(captured: Captured, segment: Segment) -> None:
         OPEN.record.gone.append((captured, segment, OPEN.record.hits_of(captured, segment)))
 
 
+def watch(record: CallRecord, segment: Segment) -> None:
+    """Ask before each run of the segment's graph in this call how often its loops and branches will run."""
+    namespace = getattr(segment.run, "__globals__", {})
+    graph, captured, failures = namespace.get("m_graph"), segment.captured, segment.failures
+    if not segment.counts.parts or graph is None or captured is None or failures is None:
+        return
+
+    @hidden
+    def watched(*inputs: Any) -> Any:
+        if REPORTED.ran is record.ran:
+            with uncounted():
+                record.ran.setdefault(id(failures), []).append(how_often(captured.gm, inputs))
+        return graph(*inputs)
+
+    record.watched.append((namespace, graph))
+    namespace["m_graph"] = watched
+
+
 @contextlib.contextmanager
 def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
     """For the call of a captured function in its body: the record of it, complete once the body has ended. every: all
@@ -121,12 +146,17 @@ def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
     record.parts = {id(part.code): part for part in parts if part is not None}
     foreign = sys.gettrace() is not None
     tracer = NativeTracer(record.parts)
-    OPEN.record, outside, REPORTED.left = record, REPORTED.left, record.left
+    for segment in [segment for one in known for segment in one.segments]:
+        watch(record, segment)
+    OPEN.record, outside = record, (REPORTED.left, REPORTED.ran)
+    REPORTED.left, REPORTED.ran = record.left, record.ran
     try:
         with contextlib.nullcontext() if foreign else tracer:
             yield record
     finally:
-        OPEN.record, REPORTED.left = outer, outside
+        OPEN.record, (REPORTED.left, REPORTED.ran) = outer, outside
+        for namespace, graph in reversed(record.watched):
+            namespace["m_graph"] = graph
         if outer is not None:  # (what runs in this call is not told again of the one around it)
             for key, hits in [((id(one.entry), id(p)), hits) for one in [*every] for p, _, hits in one.entry.targets]:
                 outer.before[key] = outer.before.get(key, 0) + hits - record.before.get(key, 0)
@@ -152,7 +182,9 @@ def runs_of(members: Iterable[Captured], record: CallRecord) -> Iterator[Runs]:
 def runs(captured: Any, segment: Segment, count: int, record: CallRecord) -> Runs:
     """Those of one segment, which ran so often."""
     _, left = record.left.get(id(segment.failures), (None, []))
-    return Runs(captured, segment, count - len(left), left)
+    known, whole = record.ran.get(id(segment.failures), []), count - len(left)
+    ran = [*known, *[{}] * (whole - len(known))][:whole] if segment.whole else []
+    return Runs(captured, segment, segment.counts.in_runs(ran), left)
 
 
 def why_native(root: Captured, record: CallRecord) -> str:

@@ -143,11 +143,11 @@ class TrackingDomain(Operators, Containers):
             self.loops.observe(frame)  # (it may go on elsewhere in the frame)
             self.count(frame)
         else:
-            self.counter.step(frame.code, instruction.offset, 1)
+            self.counter.step(frame.code, instruction.offset)
 
     def count(self, frame: Frame) -> None:
         """The frame's instruction runs, as often as the loops that are recorded around it."""
-        self.counter.step(frame.code, frame.program.instructions[frame.pc].offset, times(self.loops.open))
+        self.counter.step(frame.code, frame.program.instructions[frame.pc].offset, *times(self.loops.open))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names

@@ -17,6 +17,7 @@ from moebius.interpreter.program import Program
 from moebius.lowering import only_computes
 
 from ..bytecode.copied_returns import RETURNS
+from ..bytecode.counting import Counter, Part
 from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
 from ..tensors.fakes import leaves
 from ..tensors.graphs import GraphScope
@@ -75,6 +76,31 @@ def past_jumps(frame: Frame, index: int) -> int:
             break
         (index,) = behind(frame.program, index)
     return index
+
+
+def way_of(frame: Frame, here: int, truth: bool) -> int:
+    """Where the branch there goes on for this truth of its condition."""
+    instruction = frame.program.instructions[here]
+    jumps_if = BRANCHES[instruction.opname] if instruction.opname in BRANCHES else VALUED[instruction.opname]
+    assert instruction.target is not None
+    return instruction.target if truth == jumps_if else here + 1
+
+
+def count_jumps(counter: Counter, frame: Frame, here: int, truth: bool, end: int, part: Part) -> None:
+    """The jumps that lead from a branch to where its sides meet run as often as this part of a body."""
+    program, index = frame.program, way_of(frame, here, truth)
+    while last_copy(program, index) != end and program.instructions[index].opname in PASSING:
+        counter.step(frame.code, program.instructions[index].offset, 1, part)
+        (index,) = behind(program, index)
+
+
+def count_empty_sides(counter: Counter, loop: Any) -> None:
+    """Of a branch whose body is entered: what runs on a side on which nothing is done."""
+    rows = loop.rows
+    if not rows.inside:
+        count_jumps(counter, loop.frame, rows.here, not rows.skip_if, rows.end, loop.part)
+    if rows.other is None and loop.first is None:
+        count_jumps(counter, loop.frame, rows.here, rows.skip_if, rows.end, loop.skipped)
 
 
 def asks_for_jump(instructions: Any, index: int) -> int:

@@ -12,6 +12,7 @@ from moebius.interpreter import Frame, is_kind
 from moebius.lowering.values import same_shape
 
 from ..bytecode.copied_returns import RETURNS
+from ..bytecode.counting import Part
 from ..bytecode.flow import RETURNED
 from ..heap.conditional_writes import Side
 from ..heap.places import HeapPlace
@@ -108,7 +109,8 @@ class LoopRegion:
         self.where: tuple = ()
         self.root_step = 0
         self.number = 0  # of the first node in it
-        self.counted: dict[int, int] = {}  # instructions for the report, as it began
+        self.counted: dict[Any, int] = {}  # instructions for the report, as it began
+        self.part: Part = (0, 0, False)  # of the body: what is recorded now
         self.row: fx.Node | None = None
         self.row_value: Any = None
         # the frame's locals wherever the iteration may end within, on another condition
@@ -136,6 +138,17 @@ class LoopRegion:
         """What nodes of it say of the user's line."""
         return {"where": self.where[-1] if self.where else ("", 0, ""), "stack": self.where}
 
+    @property
+    def skipped(self) -> Part:
+        """What runs where the condition that was passed last ends the iteration."""
+        number, passed, _ = self.part
+        return number, passed - 1, True
+
+    def pass_condition(self) -> None:
+        """What is recorded from now on is behind one more condition."""
+        number, passed, _ = self.part
+        self.part = number, passed + 1, False
+
     def is_at_end(self) -> bool:
         """Whether the frame is where the iteration ends."""
         frame = self.frame
@@ -153,11 +166,11 @@ class LoopRegion:
         return [*(Joined((i,), self.frame.locals[i], self.before[i]) for i in self.carried), *self.joined]
 
 
-def times(loops: list[LoopRegion]) -> int:
-    """How often that runs which is recorded in these; 0 where the data decides."""
+def times(loops: list[LoopRegion]) -> tuple[int, Part | None]:
+    """How often that runs which is recorded in these; where the data decides, in which part."""
     if len(loops) == 1 and type(loops[0].rows) is RangeRows and not loops[0].skips:
-        return loops[0].rows.count
-    return int(not loops)
+        return loops[0].rows.count, None
+    return 1, loops[-1].part if loops else None
 
 
 def on_values(condition: Any) -> bool:

@@ -248,6 +248,7 @@ class Loops:
     ) -> None:
         loop = LoopRegion(frame, rows, carried)
         loop.counted = self.counter.mark()
+        loop.part = self.counter.body()
         loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
         tensors, objects = self.tensors, self.objects
         writer, world = tensors.writer, tensors.world
@@ -335,6 +336,7 @@ class Loops:
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
         self.skip(frame.stack.pop(), skip_if)
+        branches.count_jumps(self.counter, frame, frame.pc, skip_if, loop.head, loop.skipped)
         frame.pc = stay
         self.observe(frame)
         return True
@@ -353,6 +355,7 @@ class Loops:
             else:
                 condition = torch.sym_not(condition)
         tensors.writer.call(skip_iteration, condition)
+        self.open[-1].pass_condition()
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one iteration, or one for each side; others are left to ``truth``."""
@@ -404,6 +407,7 @@ class Loops:
         if branches.goes_on(rows):  # native code would go on with the iterators that are there
             self.iterators.clone(frame)
         self.skip(loop.begun_with[-1], rows.skip_if)
+        branches.count_empty_sides(self.counter, loop)
 
     def end_iteration(self, loop: LoopRegion) -> None:
         """The iteration is recorded: write the loop node, and decide what the frame's locals are after the loop."""
@@ -584,7 +588,7 @@ class Loops:
         absent = self.lists.absent(loop)
         given = (*(writer.argument(one.initial) for one in outs), *absent)
         node = writer.scope.graph.call_function(expert_loop, (get_body, source, given, tuple(outer)))
-        node.meta.update(**loop.stands_at, number=loop.number)
+        node.meta.update(**loop.stands_at, number=loop.number, body=loop.part[0])
         writer.count += 1
         with tensors.world.mode:
             fakes = tuple(one.fake(tensors.world) for one in outs)

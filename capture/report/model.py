@@ -30,9 +30,9 @@ class Findings:
     instructions of the user's this call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
     what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
-    whether more ran natively than was counted. in_loops: how many of each function's instructions stand in a loop or
-    branch over data that a graph says with one node, or are run by a backward (hooks, an ``autograd.Function``'s
-    backward, what a checkpoint runs again); each was counted once, however often the call runs it. name: what the
+    whether more ran natively than was counted. in_loops: how many of each function's instructions are run by a
+    backward (hooks, an ``autograd.Function``'s backward, what a checkpoint runs again), or as often as something says
+    that is not computed by operators alone; each was counted once, however often the call runs it. name: what the
     callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, of several ways the weakest, for the source listing; :meth:`source_lines` adds
     what graphs and breaks know.
@@ -73,13 +73,13 @@ class Findings:
         known = set(map(id, self.newest))
         return [item for item in items if id(item) in known]
 
-    def count(self, how: str, counts: Counts, times: int = 1) -> None:
-        """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
+    def count(self, how: str, counts: Counts) -> None:
+        """Add the user's instructions that ran "captured", "opaque" or "native"."""
         for function, number in counts.functions.items():
             known = self.functions.setdefault(function, dict.fromkeys(WAYS, 0))
-            known[how] += number * times
-            self.coverage[how] += number * times
-        add(self.in_loops, counts.in_loops, times)
+            known[how] += number
+            self.coverage[how] += number
+        add(self.in_loops, counts.in_loops)
         for file, lines in counts.lines.items():
             known_lines = self.lines.setdefault(file, {})
             known_lines.update({line: max(how, known_lines.get(line, how), key=WAYS.index) for line in lines})

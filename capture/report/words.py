@@ -65,9 +65,9 @@ def percent(share: float | None) -> str:
 
 
 def counted_once(count: int) -> str:
-    """Said where coverage holds instructions of which only the running call knows how often they run."""
-    said = f"{count} of them are in loops or branches over data that are one node of the graph"
-    return f"{said}, or are run by backward(): each is counted once, however often it runs"
+    """Said where coverage holds instructions of which nobody could tell how often they run."""
+    said = f"{count} of them are run by backward(), or are in loops or branches over data"
+    return f"{said}: each is counted once, however often it runs"
 
 
 NOTHING_COUNTED = "no instruction was counted: only those of your own code in files are, not those of libraries"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -365,17 +364,13 @@ def test_a_loop_over_all_experts_counts_each_iteration(experts: Any) -> None:
     assert reported_counts(report) == plain_counts(experts, *arguments)
 
 
-def test_what_the_data_decides_is_said() -> None:
-    """A turn up to its condition runs for each expert, behind it for those that the data has: that counts once."""
+def test_what_the_data_decides_is_counted() -> None:
+    """An iteration up to its condition runs for each expert, behind it for those that the data has."""
     x_TD, all_TE, none_TE = torch.randn(6, 3), torch.ones(6, E, dtype=torch.bool), torch.zeros(6, E, dtype=torch.bool)
     captured = capture(chosen_experts)
-    for chosen_TE, runs in ((all_TE, E), (none_TE, 0)):
-        report, expected = explain(captured)(x_TD, chosen_TE), plain_counts(chosen_experts, x_TD, chosen_TE)
-        counted, ran = sum(reported_counts(report).values()), sum(expected.values())
-        skips = (E - runs) * (1 + (sys.version_info >= (3, 14)))  # the jump of `continue`, and NOT_TAKEN before it
-        ((_, once),) = report.in_loops.items()
-        assert f"{once} of them are in loops" in str(report)
-        assert counted + (runs - 1) * once + skips == ran
+    for chosen_TE in (all_TE, none_TE, torch.rand(6, E) > 0.8):
+        report = explain(captured)(x_TD, chosen_TE)
+        assert reported_counts(report) == plain_counts(chosen_experts, x_TD, chosen_TE) and not report.in_loops
 
 
 class Chosen(torch.nn.Module):
@@ -390,8 +385,9 @@ def test_equal_layers_count_what_the_data_decides() -> None:
     def step(count: int) -> torch.Tensor:
         return sum(layer(*arguments) for layer in layers[:count])
 
-    one, three = (explain(capture(step))(count) for count in (1, 3))
-    assert len(three.expert_regions) == 3 and three.in_loops == {f: 3 * count for f, count in one.in_loops.items()}
+    report = explain(capture(step))(3)
+    assert len(report.expert_regions) == 3
+    assert reported_counts(report) == plain_counts(step, 3)
 
 
 def test_a_second_capture_is_not_summed() -> None:

@@ -69,7 +69,7 @@ class Outcome:
     statuses: list[str] = field(default_factory=list)
 
     def compare(self, expected: Counter[tuple[str, int]], report: Report) -> None:
-        """Each function of a call but those in which the data decides how often a part of it runs."""
+        """Each function of a call but those of which a part was counted once: nobody could tell."""
         got, by_data = reported_counts(report), {(name, line) for _, name, line in report.in_loops}
         self.compared += 1
         self.in_loops += bool(by_data)

@@ -1,0 +1,159 @@
+"""The bodies of loops and branches that one node of a graph says count as often as the data of this call runs them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reconciling import plain_counts, reported_counts
+
+from moebius import capture, explain, reset
+from moebius.cache import calls
+from moebius.lowering import how_often
+from moebius.regions import branches
+
+D, E = 4, 3
+WEIGHTS_EDD = torch.randn(E, D, D)
+
+# What decides, of a tensor x; and what is done with it.
+CONDITIONS = {
+    "sum": "x.sum() > 0",
+    "item": "x.sum().item() > 0",
+    "none": "not (x > 0).any()",
+    "two": "x.sum() > 0 and x.max() < 3",
+    "either": "x.sum() > 0 or x.max() > 3",
+    "random": "x.sum() * torch.rand(()) > 0",
+    "dropout": "F.dropout(x, 0.5).sum() > 0",
+}
+SHAPES = {
+    "one side": ["if {c}:", "    x = x + 1", "    y = x * 2", "x = x - y"],
+    "two sides": ["if {c}:", "    x = x + 1", "else:", "    x = x * 2", "    y = x + y", "x = x - y"],
+    "nested": ["if {c}:", "    x = x + 1", "    if y.sum() < 9:", "        x = x * 2", "else:", "    x = x - 1"],
+    "chain": ["if {c}:", "    x = x + 1", "elif y.max() > 1:", "    x = x * 2", "else:", "    x = x - 1", "x = x + y"],
+    "in a loop": ["for k in range(3):", "    if {c}:", "        x = x - k", "    x = x * 0.5"],
+    "goes on": ["for k in range(3):", "    if {c}:", "        x = x - k", "        continue", "    x = x + y"],
+    "expression": ["x = x + (y if {c} else y * 2)"],
+    "returns": ["if {c}:", "    x = x + 1", "    return x * 3", "x = x - y"],
+    "with": ["with torch.no_grad():", "    if {c}:", "        x = x + 1", "x = x - y"],
+    "handled": ["try:", "    if {c}:", "        x = x + 1", "finally:", "    x = x - y"],
+    "called": ["x = helper(x)", "if {c}:", "    x = helper(x - 3)"],
+    "written": ["if {c}:", "    z.add_(1)", "    x = x + z", "x = x - z"],
+    "experts": [
+        "for e in range(E):", "    token = torch.where(y[:, 0] > e)[0]", "    if len(token) == 0:", "        continue",
+        "    x = x.index_add(0, token, y[token] @ W[e])", "if {c}:", "    x = x + 1",
+    ],
+    "hit": [
+        "for e in (y.sum(0)[:E] > 0).nonzero()[:, 0]:", "    token = torch.where(y[:, 1] > e)[0]",
+        "    x = x.index_add(0, token, y[token] @ W[e])", "if {c}:", "    x = x + 1",
+    ],
+}  # fmt: skip
+HELPER = """
+def helper(x):
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+def step(x, z):
+    y = x * 2
+    {body}
+    return x, y
+"""
+DATA = [torch.full((5, D), float(value)) for value in (1, -1, 4, -4)] + [
+    torch.randn(5, D, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
+]
+
+
+def made_of(shape: str, condition: str) -> Callable[..., Any]:
+    source = HELPER.format(body="\n    ".join(SHAPES[shape]).format(c=CONDITIONS[condition]))
+    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "W": WEIGHTS_EDD, "E": E}
+    exec(compile(source, "<bodies>", "exec"), namespace)
+    return namespace["step"]
+
+
+def differing(shape: str, condition: str) -> list[str]:
+    """The calls whose counts are others than on the plain run, or of which a part was counted once."""
+    reset()
+    step, found = made_of(shape, condition), []
+    captured = capture(step)
+    for number, x in enumerate(DATA):
+        expected = run(lambda x=x: plain_counts(step, x.clone(), torch.ones(5, D)))
+        report = run(lambda x=x: explain(captured)(x.clone(), torch.ones(5, D)))
+        if reported_counts(report) != expected or report.in_loops:
+            found.append(f"call {number} ({report.status}): {expected} against {reported_counts(report)}")
+    return found
+
+
+def run(call: Callable[[], Any]) -> Any:
+    torch.manual_seed(3)
+    return call()
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(("shape", "condition"), [*itertools.product(SHAPES, CONDITIONS)])
+def test_each_side_counts_as_the_data_has_it(shape: str, condition: str) -> None:
+    assert not differing(shape, condition)
+
+
+def test_an_explained_call_gives_what_it_gives() -> None:
+    """What decides is computed beside the graph: no number is drawn twice, nothing is written twice."""
+    for shape, condition in itertools.product(("written", "experts"), ("random", "dropout")):
+        step = made_of(shape, condition)
+        captured, results = capture(step), []
+        for explained in (None, False, False, True):
+            z = torch.ones(5, D)
+            call = step if explained is None else explain(captured) if explained else captured
+            result = run(lambda call=call, z=z: call(DATA[0].clone(), z))
+            results.append((*(result.result if explained else result), z, torch.rand(())))
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_what_may_do_more_than_compute_is_counted_once() -> None:
+    """A generator of the program's has a state of its own; the report says so."""
+    generator = torch.Generator()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if torch.rand((), generator=generator) < 2:
+            x = x + 1
+        return x
+
+    report = explain(step)(torch.ones(3))
+    assert report.in_loops and "counted once" in str(report)
+
+
+@pytest.mark.parametrize("off", ["runs", "jumps"])
+def test_each_part_of_it_is_needed(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if off == "runs":
+        monkeypatch.setattr(calls, "how_often", lambda gm, inputs: {})
+    else:
+        monkeypatch.setattr(branches, "count_jumps", lambda *args: None)
+    assert differing("goes on", "sum") or differing("experts", "sum")
+
+
+def test_random_numbers_are_drawn_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.rand(3)
+        if torch.rand(()) > 0.5:
+            x = x + 1
+        return x, y
+
+    def differ() -> bool:
+        captured = capture(step)
+        x = torch.ones(3)
+        seeds = range(8)
+        found = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            expected = plain_counts(step, x)
+            torch.manual_seed(seed)
+            found.append(reported_counts(explain(captured)(x)) != expected)
+        return any(found)
+
+    assert not differ()
+    monkeypatch.setattr(how_often, "may_draw", lambda node: False)
+    reset()
+    assert differ()
