@@ -88,7 +88,7 @@ def calls(outer: FrameSnapshot, inner: Frame) -> bool:
     callee = outer.stack[position]
     if outer.frame.program.instructions[outer.pc].opname == "CALL_FUNCTION_EX":
         arguments = next(value for value in outer.stack[position + 1 :] if value is not NULL)
-        if type(arguments) is not tuple:  # f(*map(f, xs)): the instruction goes through the iterator first
+        if type(arguments) not in (tuple, list):  # f(*map(f, xs)): the instruction goes through the iterator first
             return False
     if is_kind(callee, type):
         making = outer.making
