@@ -271,7 +271,7 @@ class Captured:
             if is_watched() or BEFORE_IT_GOES:
                 segment.guards.measure(args, kwargs)
             listen(self, segment)
-            segment.hits_before = self.entry.hits
+            segment.hits_before, segment.captured_in = self.entry.hits, self.call_number
             on = called_on(args)
             segment.modules = tuple(root for root in segment.guards.roots if any(root() is module for module in on))
             self.segments.append(segment)
@@ -382,7 +382,8 @@ class Captured:
                 return
             owner, segment = me(), captured_for_it()
             if owner is not None and segment is not None and segment in owner.segments:
-                used = owner.entry.hits != segment.hits_before
+                lasted = owner.root or owner.call_number - segment.captured_in > 1  # (parts are met often)
+                used = owner.entry.hits != segment.hits_before and lasted
                 owner.short_lived.died(used, (owner.entry.misses, owner.entry.hits), segment.guards.models)
                 tell_before_it_goes(owner)
                 owner.forget(segment)

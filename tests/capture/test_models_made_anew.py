@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -193,6 +194,58 @@ def test_as_in_python(name, question):
     captured = capture(lambda model, x_BD: question(model, x_BD), backend="eager")
     assert list(calls(captured, make)) == list(calls(question, make))
     assert serves is None or (stats(captured).hits >= 3) == serves
+
+
+class Solver:
+    """As an adaptive solver of a differential equation is: one for each call, whose steps go on until data say so."""
+
+    def __init__(self, function: nn.Module, y_D: torch.Tensor):
+        self.function, self.y_D = Wrapper(function), y_D
+
+    def advance(self, h: float) -> torch.Tensor:
+        change_D = self.function(self.y_D) * h
+        if change_D.norm() > 1:
+            print({}, file=SINK)  # a graph break
+            change_D = change_D / 2
+        self.y_D = self.y_D + change_D
+        print({}, file=SINK)
+        return change_D.norm()
+
+    def solve(self) -> torch.Tensor:
+        steps = 0
+        while self.advance(0.1) > 1e-3 and steps < 12:
+            steps += 1
+        return self.y_D.sum() * steps
+
+
+SINK = io.StringIO()
+
+
+def solved(y_D: torch.Tensor) -> torch.Tensor:
+    loss = Solver(BASE, y_D).solve()
+    loss.backward()
+    return loss.detach()
+
+
+def misses_late(calls: int = 14, late: int = 4) -> int:
+    begin_anew()
+    captured, misses = capture(solved, backend="eager"), []
+    for number in range(calls):
+        y_D = torch.full((4,), number / 7)
+        results = []
+        for step in (captured, solved):
+            results.append((step(y_D).item(), BASE.weight.grad.tolist()))
+            BASE.weight.grad = None
+        assert results[0] == results[1]
+        misses.append(stats(captured).misses)
+    return misses[-1] - misses[-1 - late]
+
+
+@pytest.mark.filterwarnings("ignore:moebius. .* was captured")
+def test_met_often_in_one_call_it_has_not_been_used_in_another(monkeypatch):
+    assert misses_late() == 0
+    monkeypatch.setattr(ShortLived, "places", lambda self: set())
+    assert misses_late() > 0
 
 
 def test_known_by_identity_it_serves_no_other(monkeypatch):
