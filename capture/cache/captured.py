@@ -458,6 +458,10 @@ class Captured:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
         modules = {id(module) for module in called_on(args)}
         alike = [segment for segment in self.segments if modules.issuperset(id(module()) for module in segment.modules)]
+        hits = {program: count for program, _, count in self.entry.targets}
+        others = [(each, hits.get(each.guards.program, 0)) for each in self.segments if each not in alike]
+        for segment in self.short_lived.idle(others, self.call_number):
+            self.forget(segment)
         failed = failures(alike, args, kwargs)
         if failed:
             said = told(failed, self.function.__code__, args, kwargs)

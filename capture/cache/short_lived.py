@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..guards.recorder import can_be_held_weakly, can_die
 from ..heap.identities import is_bare
+from ..trace.segment import Segment
 
 Models = list[tuple[weakref.ref, str]]  # each with its place
 
@@ -30,7 +31,9 @@ class ShortLived:
         self.in_a_row = self.captures = 0
         self.counted = 0, 0  # misses and hits by the time of the last one: all layers that die with a model are one
         self.met: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.models: Models = []
+        self.before: Models = []
+        self.latest: Models = []
+        self.open: set[str] = set()
 
     def died(self, used: bool, calls: tuple[int, int], models: Models) -> None:
         """What was captured for one is gone with it. calls: misses and hits so far. models: those of the capture."""
@@ -38,13 +41,30 @@ class ShortLived:
             self.in_a_row = self.captures = 0
         elif calls != self.counted:
             self.in_a_row, self.captures, self.counted = self.in_a_row + 1, self.captures + 1, calls
-            self.models = models if self.in_a_row > 1 else self.models
+            self.before, self.latest = self.latest, []
+        if self.in_a_row > 1:
+            self.open |= changed(self.before, models)
+        self.latest = [*self.latest, *models]
 
     def places(self) -> set[str]:
-        """Where the models stood that died: what stands there next is known by what is read in it."""
-        gone = {place for model, place in self.models if model() is None}
-        self.models = []
-        return gone
+        """Where models stood that were others each time: the next ones are known by what is read in them."""
+        found, self.open = self.open, set()
+        return found
+
+    def idle(self, others: list[tuple[Segment, int]], call: int) -> list[Segment]:
+        """Captures for models that no call after their own has met, though they live (in a cycle). They go, as if
+        these had died. others: captures for other models than those of this call, each with the calls that it
+        served."""
+        idle = []
+        for segment, served in others:
+            if segment.looked_at is None and call > segment.captured_in:
+                segment.looked_at = call, served
+            elif segment.looked_at == (segment.captured_in + 1, served) and call > segment.captured_in + 1:
+                idle.append(segment)
+        if idle and others[-1][0].captured_in > idle[-1].captured_in:
+            self.open |= changed(idle[-1].guards.models, others[-1][0].guards.models)
+            return idle
+        return []
 
     def are_many(self) -> bool:
         return self.captures >= MANY or self.in_a_row > MANY
@@ -71,3 +91,9 @@ def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
     """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
     them, and each has captures of its own."""
     return tuple(a for a in args if issubclass(type(a), torch.nn.Module) and not is_bare(a))
+
+
+def changed(before: Models, now: Models) -> set[str]:
+    """The places of both where another model stands."""
+    known = {place: model for model, place in before}
+    return {place for model, place in now if known.get(place, model) is not model}  # (of one model there is one ref)

@@ -77,7 +77,8 @@ class Segment:
     operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
-    captured_in: the number of that call.
+    captured_in: the number of that call. looked_at: the next one in which another was captured, and the calls that it
+    had served by then.
     modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
     are their parameters; None where the graph cannot go on without a gradient. watched: the models and optimizers that
     it goes with. counts: the user's instructions that a run of it stands for. native: what runs after it, at a break.
@@ -98,6 +99,7 @@ class Segment:
     failures: FailureHandler | None = None
     hits_before: int = 0
     captured_in: int = 0
+    looked_at: tuple[int, int] | None = None
     call: tuple[int, tuple[str, ...]] = (0, ())
     modules: tuple[weakref.ref[torch.nn.Module], ...] = ()
     owners: dict[str, str] | None = None
