@@ -87,6 +87,7 @@ from .substitutes import (
 )
 from .switches import Switches
 from .telling import TellsInPython
+from .tensor_lists import TensorLists
 
 
 class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
@@ -150,6 +151,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         }
         self.gradients.hooks = GradientHooks(self.domain, self.call)
         self.gradients.enter = self.objects.enter
+        self.heap.now["looked"] = self.still_looks
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.substitutes = self.substitutes | {warnings.catch_warnings: warnings_block}
         self.functions: dict[Any, Callable[..., Any]] = {
@@ -168,7 +170,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
         random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
         parts = (self.messages, self.inference, self.transforms, Signatures(domain), Packages(domain))
-        for part in (*parts, filters, autograd, random):
+        for part in (*parts, filters, autograd, random, TensorLists(domain, self.call)):
             self.functions |= part.functions
         self.functions[BELOW] = self.drawn_below
         self.builtins |= random.makers | self.transforms.answers | Namespaces(domain, self).functions

@@ -67,6 +67,8 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
             "(Could this error message be improved?  If so, please report an enhancement request to PyTorch.)"
         )
     groups: dict[Any, Any] = {}
+    if (key := shared_group(lists)) is not None:
+        return {key: ([list(values) for values in lists], list(range(len(lists[0]))) if with_indices else [])}
     for i, first in enumerate(lists[0]):
         key = (first.device, first.dtype)
         if key not in groups:
@@ -81,6 +83,12 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
         keys = tuple(groups)
         groups = {keys[i]: groups[keys[i]] for i in torch_private.order_of_groups(keys)}
     return groups
+
+
+def shared_group(lists: list[list[Any]]) -> Any:
+    """The group of all tensors, None where they have several (``TensorLists`` asks without a loop)."""
+    keys = {(first.device, first.dtype) for first in lists[0]}
+    return keys.pop() if len(keys) == 1 and all(len(values) in (0, len(lists[0])) for values in lists) else None
 
 
 class Range(torch.autograd.profiler.record_function):
