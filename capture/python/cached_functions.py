@@ -65,8 +65,8 @@ class CachedFunctions(CallParts):
         begin, followed = heap.mark(), True
         if before := self.looked_at.get(key):
             _, since, older = before
-            if not any(heap.was_written(event, since) for event in older) and not self.meets_written(older):
-                heap.events += older
+            if self.still_looks(older, since, True):
+                heap.read("looked", older, since, True)
                 return
         counts = counter.mark()
         heap.listening += 1
@@ -87,6 +87,13 @@ class CachedFunctions(CallParts):
             raise Break("cached function", detail, "call it before the step changes that")
         if known:
             self.looked_at[key] = inner, begin, older
+            heap.read("looked", older, begin, True)
+
+    def still_looks(self, older: list[Event], since: int, then: bool) -> bool:
+        """Whether nothing has been written since to what a cached function was seen to look at, which is read again."""
+        unchanged = not any(self.heap.was_written(event, since) for event in older) and not self.meets_written(older)
+        self.heap.events += older if unchanged else ()
+        return unchanged
 
     def may_meet(self, inner: Any, begin: int) -> bool:
         """Whether a function that was not followed to its end may look at what was written before a mark."""

@@ -39,7 +39,10 @@ MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of 
 Called = torch.nn.Module | FunctionType
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, what was found at each
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
-SHARED = frozenset(("cell", "context", "value", "class", "switch", "defaults", "function"))  # those of what both read
+# those of what both read
+SHARED = frozenset(
+    ("cell", "context", "value", "class", "switch", "defaults", "function", "answer", "looked")
+)
 CONTAINERS = frozenset((*DICTS, *LISTS))
 COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
 
@@ -74,6 +77,7 @@ class Block:
 @dataclass
 class Plan:
     """What of a block is read and written again. joined: for each result, the tensors that its gradient is for.
+    carried: reads that say what cached functions look at.
 
     steps: reads that start at the module, as ``grouped`` has them. common: the others, which led to the very same
     objects for the second module (``pairs`` holds these; with a module for which others stand in their place, the
@@ -84,6 +88,7 @@ class Plan:
     nodes: list[fx.Node]
     results: list[TensorProxy]
     joined: list[list[TensorProxy]]
+    carried: list[Event]
     steps: list[Step] = field(default_factory=list)
     common: list[Event] = field(default_factory=list)
     pairs: Bijection | None = None
@@ -203,8 +208,14 @@ class ModuleReuse:
     def make_plan(self, block: Block) -> Plan:
         reads: dict[Any, Event] = {}
         read_tensors: list[TensorProxy] = []
-        for event in self.heap.events[block.begin : block.end]:
+        events = self.heap.events[block.begin : block.end]
+        # (what a function with a cache looks at was read to find that out)
+        carried = [event for kind, looked, _, _ in events if kind == "looked" for event in looked]
+        looked_at = set(map(id, carried))
+        for event in events:
             kind, owner, key, value = event
+            if id(event) in looked_at:
+                continue
             if self.heap.age(owner) >= block.begin or kind in ("meta", "mark"):  # (metadata is compared throughout)
                 continue
             if kind not in AGAIN and kind not in SHARED:
@@ -231,7 +242,8 @@ class ModuleReuse:
                 raise NotEquivalent
             if p.fake.requires_grad and p.fake.grad_fn is None:
                 raise NotEquivalent
-        return Plan(list(reads.values()), nodes, results, [gradient_sources(p, every) for p in results])
+        joined = [gradient_sources(p, every) for p in results]
+        return Plan(list(reads.values()), nodes, results, joined, carried)
 
     def refuse_older(self, value: Any, begin: int, seen: set[int]) -> None:
         """Differs for a list or tuple in the result that another call would not make anew: it was there before the
@@ -294,7 +306,7 @@ class ModuleReuse:
         for step in plan.steps if fresh else grouped(plan.reads):
             pairs.read_again(*step)
         if fresh:
-            self.heap.events += plan.common  # a block around this one has read it too
+            self.heap.events += (*plan.common, *plan.carried)  # a block around this one has read it too
         elif module is not block.module:  # (the same module again says nothing of others)
             plan.common = [e for e in plan.reads if self.is_common(e, pairs)]
             chosen = set(map(id, plan.common))
@@ -439,6 +451,9 @@ class Bijection:
         elif kind != "whole":
             if other is not owner:
                 raise NotEquivalent
+            for given in torch_private.tree_leaves((owner.args, owner.keywords)) if kind == "answer" else ():
+                if type(given) not in COMPARED_BY_TEXT:
+                    self.bind(given, given)  # a function that was asked about the one says nothing of the other
             found = [heap.now[kind](owner, key, value) for key, value in zip(keys, values, strict=True)]
             for key, value in zip(keys, found, strict=True):
                 heap.read(kind, owner, key, value)

@@ -55,6 +55,7 @@ UNSEEN = {
     "read fact": "a clock's or a draw's node may be written again; id() is another number in each run",
     "read keys": "what it guards is read as a whole as well",
     "read length": "of a list that differs from call to call alone",
+    "read looked": "without it what a cached function looks at is taken for the layer's own reads",
     "read other": "it only refuses: the layers that it keeps from being written again were found to be the same",
     "write tensor's attribute": "the tensor's dict is written as well",
 }
