@@ -170,7 +170,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         autograd = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
         random, filters = RandomGenerators(self.objects, self.tensors), Filters(self.objects, self.tensors)
         parts = (self.messages, self.inference, self.transforms, Signatures(domain), Packages(domain))
-        for part in (*parts, filters, autograd, random, TensorLists(domain, self.call)):
+        for part in (*parts, filters, autograd, random, TensorLists(domain)):
             self.functions |= part.functions
         self.functions[BELOW] = self.drawn_below
         self.builtins |= random.makers | self.transforms.answers | Namespaces(domain, self).functions

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..torch_facts import torch_lists
 from ..values.values import TensorProxy
 from .parts import Parts
@@ -14,10 +12,8 @@ from .substitutes import shared_group
 
 
 class TensorLists:
-    """call: calls a function as the step would."""
-
-    def __init__(self, domain: Parts, call: Callable[..., Any]):
-        self.domain, self.objects, self.call = domain, domain.objects, call
+    def __init__(self, domain: Parts):
+        self.domain, self.objects = domain, domain.objects
         self.functions: dict[Any, Callable[..., Any]] = {
             shared_group: self.shared_group,
             torch_lists.has_foreach_support: self.has_foreach_support,
@@ -32,10 +28,14 @@ class TensorLists:
         return self.objects.made(keys.pop()) if len(keys) == 1 else None
 
     def has_foreach_support(self, tensors: Any, device: Any) -> Any:
-        if self.is_made_here(tensors) and all(type(t) is TensorProxy and t.cls is torch.Tensor for t in tensors):
-            return self.call(torch_lists.device_has_foreach_support, [device], {})
         function: Any = torch_lists.has_foreach_support
+        if self.is_made_here(tensors) and len(set(map(class_of, tensors))) == 1 and tensors[0] is not None:
+            tensors = self.objects.made(tensors[:1])  # it asks for their types
         return self.domain.call_function(function, [tensors, device], {})
 
     def is_made_here(self, values: Any) -> bool:
         return type(values) is list and self.objects.is_new(values)
+
+
+def class_of(value: Any) -> type:
+    return value.cls if type(value) is TensorProxy else type(value)

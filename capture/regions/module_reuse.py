@@ -451,9 +451,9 @@ class Bijection:
         elif kind != "whole":
             if other is not owner:
                 raise NotEquivalent
-            for given in torch_private.tree_leaves((owner.args, owner.keywords)) if kind == "answer" else ():
-                if type(given) not in COMPARED_BY_TEXT:
-                    self.bind(given, given)  # a function that was asked about the one says nothing of the other
+            for asked in torch_private.tree_leaves((owner.args, owner.keywords)) if kind == "answer" else ():
+                if type(asked) not in COMPARED_BY_TEXT:
+                    self.bind(asked, asked)  # a function that was asked about the one says nothing of the other
             found = [heap.now[kind](owner, key, value) for key, value in zip(keys, values, strict=True)]
             for key, value in zip(keys, found, strict=True):
                 heap.read(kind, owner, key, value)

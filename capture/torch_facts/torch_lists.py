@@ -1,6 +1,5 @@
 """Private names of torch's: what optimizers ask of their lists of tensors."""
 
-from torch.utils._foreach_utils import _device_has_foreach_support as device_has_foreach_support
 from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 
-__all__ = ["device_has_foreach_support", "has_foreach_support"]
+__all__ = ["has_foreach_support"]

@@ -174,9 +174,8 @@ NAMES = {
     "torch.optim.Adam._init_group": "makes an optimizer's state",
     "torch.optim.Optimizer._accelerator_graph_capture_health_check": "looks at CUDA graphs, which are not",
     "torch.optim.optimizer._use_grad_for_differentiable": "what runs an optimizer's step",
-    "torch.utils._foreach_utils._device_has_foreach_support": "what optimizers ask of their tensors",
     "torch.utils._foreach_utils._group_tensors_by_device_and_dtype": "how optimizers group parameters",
-    "torch.utils._foreach_utils._has_foreach_support": "the same",
+    "torch.utils._foreach_utils._has_foreach_support": "what optimizers ask of their tensors",
     "torch.utils.data.dataloader._BaseDataLoaderIter": "iterators over a DataLoader",
 }  # fmt: skip
 # The first and last version with a name, for those that came or went.
