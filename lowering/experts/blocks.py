@@ -45,7 +45,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.step.branches import require_branch
-from moebius.lowering.step.checkpoint import calls_around
+from moebius.lowering.step.checkpoint import calls_in
 from moebius.lowering.torch_private import same_size, sizes_key
 from moebius.lowering.values import (
     add_call,
@@ -313,10 +313,9 @@ def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[li
     return [stretch for stretch in found if 2 <= len(stretch) <= MOST]
 
 
-def in_front(first: fx.Node, calls: list[fx.Node], node: fx.Node) -> fx.Node:
+def in_front(first: fx.Node, calls: list[fx.Node], own: list[fx.Node]) -> fx.Node:
     """Where a node may stand, before the first expert: what no checkpointed call is around stays out of that expert's,
-    which backward runs again when what the node is made of may be another. calls: those around ``first``."""
-    own = calls_around(node) if calls else []
+    which backward runs again when what the node is made of may be another. calls, own: those around both."""
     return next((call for call in calls if call not in own), first) if set(own) <= set(calls) else first
 
 
@@ -373,9 +372,9 @@ class Blocks(Builder):
                 raise Differ("gradients are switched between the experts", node)
             if node.target is require_branch and first < node < last and not self.is_passed(node):
                 raise Differ("the step may be left between the experts, at a branch on data", node)
-        calls = calls_around(first)
+        calls_of = calls_in(graph)
         for node in [node for node in graph.nodes if node in wanted]:
-            place = in_front(first, calls, node)
+            place = in_front(first, calls_of(first), calls_of(node))
             if any(place < argument for argument in node.all_input_nodes):
                 raise Differ("what a later expert is given is made in the first one's checkpointed call", node)
             place.prepend(node)

@@ -52,7 +52,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.step.branches import require_branch
-from moebius.lowering.step.checkpoint import MARKS, calls_around, marked
+from moebius.lowering.step.checkpoint import MARKS, calls_around, calls_in, marked
 from moebius.lowering.torch_private import same_size, unbacked_symbols
 from moebius.lowering.values import (
     certain,
@@ -290,10 +290,10 @@ def skip_unused(downs: list[fx.Node], asked: dict[fx.Node, Any], stacked: list[f
     if not stacked or not any(down in asked for down in downs):
         return
     first = min(stacked)
-    calls = calls_around(first)
+    calls_of = calls_in(first.graph)
     for condition in filter(None, map(asked.get, downs)):
         if first < condition:  # (what it is found with is there, as the rows are)
-            place = in_front(first, calls, condition)
+            place = in_front(first, calls_of(first), calls_of(condition))
             (first if any(place < one for one in condition.all_input_nodes) else place).prepend(condition)
     ran = put_before(first, experts_that_ran, tuple(asked.get(down, False) for down in downs), first, None)
     for node in stacked:

@@ -5,6 +5,7 @@ While a step is captured, and while experts are lowered, they are operators like
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -152,12 +153,16 @@ def bodies_of(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
 
 def calls_around(node: fx.Node) -> list[fx.Node]:
     """Where the checkpointed calls around a node begin, the outermost first."""
-    opened: list[fx.Node] = []
-    for mark in marked(node.graph, MARKS):
-        if node < mark:
-            break
-        opened = [*opened, mark] if mark.target is begin_checkpoint else opened[:-1]
-    return opened
+    return calls_in(node.graph)(node)
+
+
+def calls_in(graph: fx.Graph) -> Callable[[fx.Node], list[fx.Node]]:
+    """The same of any node, for as long as no such call comes, goes or moves."""
+    marks = marked(graph, MARKS)
+    opened = [list[fx.Node]()]
+    for mark in marks:
+        opened.append([*opened[-1], mark] if mark.target is begin_checkpoint else opened[-1][:-1])
+    return lambda node: opened[bisect.bisect_right(marks, node)]
 
 
 def checkpoint_around(node: fx.Node) -> fx.Node | None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from moebius import capture, stats
 from moebius.codegen import continuation_code
+from moebius.lowering.step import checkpoint
 from moebius.python.domain import TrackingDomain
 from moebius.trace import trace
 
@@ -176,3 +178,31 @@ def test_what_a_cached_function_looks_at_changes_between_layers():
     finally:
         SCALES["a"] = 1.0
         scale_of.cache_clear()
+
+
+class Routed(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, n), nn.ModuleList(nn.Linear(8, 8) for _ in range(n))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rows, slots = torch.where(chosen == i)
+            made = torch.utils.checkpoint.checkpoint(expert, x[rows], use_reentrant=False)
+            y = y.index_add(0, rows, made * weights[rows, slots, None])
+        return x + y
+
+
+def test_where_checkpoints_begin_is_found_once_for_all_that_moves(monkeypatch):
+    found, inner = [0], checkpoint.marked
+    monkeypatch.setattr(checkpoint, "marked", lambda *args: (found.append(found.pop() + 1), inner(*args))[1])
+    counts = []
+    for n in (4, 16):
+        model, x = Routed(n).double(), torch.randn(6, 8, dtype=torch.float64)
+        step, found[0] = capture(lambda x, model=model: model(x).square().mean()), 0
+        assert torch.allclose(step(x), model(x).square().mean())
+        assert stats(step).graphs == 1
+        counts.append(found[0])
+    assert counts[0] == counts[1] > 0, counts
