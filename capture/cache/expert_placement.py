@@ -76,6 +76,8 @@ def average_what_it_reaches(function: types.FunctionType, options: Options, args
 
 def average_what_it_met(attempt: Trace, function: types.FunctionType, options: Options, root: bool) -> None:
     """The same for all that a trace has met."""
+    if options.mesh is not None:
+        say_what_stays_whole(attempt)
     records = [record.obj for record in attempt.objects.records.values()]
     inputs = [proxy.real for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
     average(options, function, [*records, *inputs], root)
@@ -96,6 +98,25 @@ class MeshCalls:
 
             watch_ranks(options.mesh)
         return cls(function.__qualname__)
+
+
+def say_what_stays_whole(attempt: Trace) -> None:
+    """Experts in a checkpoint that Python runs, below which nothing is captured: they are computed, and said, here."""
+    given = attempt.frame.stack if attempt.graph_break is not None and attempt.frame is not None else []
+    called = [getattr(value, "func", value) if type(value) is functools.partial else value for value in given]
+    if any(value is torch.utils.checkpoint.checkpoint for value in called) and any(map(may_have_experts, given)):
+        warn(
+            "moebius: each rank runs all experts in this checkpoint, and no token travels, as Python runs it. Below "
+            "the hooks of fully_shard() they are captured: put the checkpoint into the module that it is given"
+        )
+
+
+def may_have_experts(value: Any) -> bool:
+    """Whether it is a module with matrices for each of several, or with several modules of one kind."""
+    if not isinstance(value, torch.nn.Module):
+        return False
+    lists = [[*map(type, module)] for module in value.modules() if isinstance(module, torch.nn.ModuleList)]
+    return any(p.dim() == 3 for p in value.parameters()) or any(len(kinds) > len(set(kinds)) for kinds in lists)
 
 
 def in_a_call(

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from moebius import capture
 from moebius.errors import MeshError
@@ -114,3 +116,52 @@ def over_other_ranks():
 
 def test_over_other_ranks_it_is_refused(on_new_ranks):
     on_new_ranks(4, over_other_ranks)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def beside_checkpoints(outside):
+    """Whether the experts are split, what was warned of, and how far the weights are from those of one process."""
+    models = []
+    for ours in (True, False):
+        model = build(0)[0]
+        experts = {p for layer in (model[0], model[2]) for p in (layer.gate_up, layer.down)}
+        everywhere = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("all",))
+        for place in (0, 2):
+            within = model[place] if outside else Checkpointed(model[place])
+            within = fully_shard(within, mesh=everywhere, ignored_params=experts) if ours else within
+            model[place] = Checkpointed(within) if outside else within
+        models.append(model)
+    run = capture(plain_step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x in batches()[:3]:
+            run(models[0], x.chunk(dist.get_world_size())[dist.get_rank()])
+    for x in batches()[:3]:
+        plain_step(models[1], x)
+    for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        same(mine, theirs)
+    return any(isinstance(p, Sharded) for p in models[0].parameters()), [str(one.message) for one in said]
+
+
+def plain_step(model, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(p.grad, alpha=1e-2)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_checkpoint_within_what_fsdp_wraps_or_around_it(on_new_ranks, outside):
+    """Around it, it is Python that runs the checkpoint, and experts stay whole, which is said."""
+    for split, said in on_new_ranks(2, beside_checkpoints, outside):
+        assert split != outside
+        assert any("no token travels" in words for words in said) == outside
