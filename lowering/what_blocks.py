@@ -137,7 +137,11 @@ class Search:
             if step is None and not is_done(last):
                 return None
         places = [certain(self.places)[one] for one in sorted(self.needed(taken, is_done))]
-        return Blocking(about.refusal or "", tuple(places))
+        if about is not region:  # (capture told it: without what it was unrolled for, the loop would be another graph)
+            told = region.blocker
+            if told is None or {where[:2] for where in places} != {told[:2]}:
+                return None
+        return Blocking(region.refusal or "", tuple(places))
 
     def step(
         self, taken: frozenset[Expression], last: Outcome, is_done: Callable[[Outcome], bool]

@@ -149,6 +149,55 @@ def test_what_is_shown_is_what_blocks(loop: str, planted: tuple, tmp_path: Path)
         assert not is_lowered(without(set(numbers) - {stays_in})), (lines[stays_in - 1], numbers)
 
 
+UNROLLED = """\
+import logging
+import torch
+W_EDD = torch.ones(3, 8, 8)
+
+def step(x, router, experts):
+    weight, chosen = router(x).softmax(-1).max(-1)
+    out, seen, chosen = torch.zeros_like(x), [], {rows}
+    for e in range(len(experts)):
+        token = torch.where(chosen == e)[0]
+        {skip}
+        h = {product}
+        {effect}
+        out.index_add_(0, token, {result})
+    return out
+"""
+WRITTEN = {
+    "modules": ("torch.relu(experts[e].up(x[token]))", "experts[e].down(h) * weight[token, None]"),
+    "stacked": ("x[token] @ W_EDD[e]", "h"),
+}
+SKIPS = ["pass", "if len(token) == 0: continue", "if token.numel() < 1: continue"]
+EFFECTS = [
+    'print("expert", e)', "seen.append(e)", "seen.append(len(token))", 'logging.getLogger("x").warning("e %d", e)',
+    "if len(token) > 99: break", "experts[e].calls = e",
+]  # fmt: skip
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("hit", ["all", "some"])
+@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize("skip", SKIPS)
+def test_what_a_loop_was_unrolled_for_is_named_alone(
+    skip: str, effect: str, hit: str, written: str, tmp_path: Path
+) -> None:
+    """A loop with it is captured as its iterations in a row: what stands between these is no reason."""
+    rows = {"all": "chosen", "some": "chosen.clamp(max=1)"}[hit]
+    product, result = WRITTEN[written]
+    lines = UNROLLED.format(skip=skip, effect=effect, rows=rows, product=product, result=result).splitlines()
+    report = reported("\n".join(lines), tmp_path / "whole.py")
+    if report.breaks or is_lowered(report) or not report.expert_regions:
+        return
+    (why,) = report.stays.values()
+    named = {excerpt.line for excerpt in why.excerpts}
+    for gone in (named, *({one} for one in named if len(named) > 1)):
+        less = ["        pass" if number in gone else line for number, line in enumerate(lines, 1)]
+        assert is_lowered(reported("\n".join(less), tmp_path / "less.py")) == (gone == named), (why, gone)
+
+
 def test_every_kind_of_loop_has_something_to_say(tmp_path: Path) -> None:
     """The text, the page and the data have it; and each time only what stands in the way."""
     for loop, written in LOOPS.items():
