@@ -190,6 +190,7 @@ class CapturedModule:
         call.__qualname__ = type(module).__qualname__  # in reports, as is its place
         vars(call)[SHOWS] = getattr(getattr(type(module), "forward", call), "__code__", call.__code__)
         self.__dict__["__wrapped__"] = module
+        self.__dict__["__doc__"] = module.__doc__  # (else it were this class's)
         self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)
 

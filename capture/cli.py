@@ -78,36 +78,58 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
                          "top-k would change")
     explain.add_argument("--on", metavar="DEVICE", default="here", help="for --roofline: here (this CPU, measured on "
                          "one thread), h100, h200, b200, mi300x, or a file of moebius plan --calibrate (default: here)")
-    explain.add_argument("--routing", metavar="FILE", help="instead of the reports: slots of each expert and layer in "
-                         "all calls, how uneven they are, and FILE with them for moebius plan --routing")
+    routing = explain.add_argument("--routing", metavar="FILE", help="instead of the reports: slots of each expert and "
+                                   "layer in all calls, how uneven they are, and FILE with them for moebius plan "
+                                   "--routing")
     html = explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     json_file = explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
-    doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
+    doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead",
+                                 description="Says which versions, compilers, devices and kernels this machine has, "
+                                 "and tries a small captured step.")
     doctor.set_defaults(run=run_doctor)
 
     bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
-                                epilog="Other options go to the benchmark.")
+                                description="Runs a benchmark of the checkout; without a name, lists them.",
+                                epilog="Other options go to the benchmark: moebius bench warm --help lists them.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
     plot = bench.add_argument("--plot", nargs="?", const="", metavar="FILE",
                               help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
-    help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it")
+    help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it",
+                                description="Says what a graph break's code means, and the smallest change of your "
+                                "program that avoids it.")
     help_.add_argument("code", nargs="?", help="the code, for example MB002; without one, all are listed")
     help_.add_argument("--page", action="store_true", help="print docs/break-codes.md")
     help_.set_defaults(run=run_help)
 
     completion = commands.add_parser("completion", help="print a script that completes these commands in a shell",
+                                     description="Prints a script with which a shell completes these commands, their "
+                                     "options and files. It needs the package shtab.",
                                      epilog="For bash: moebius completion bash > ~/.bash_completion.d/moebius")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for which shell")
     completion.set_defaults(run=run_completion)
 
-    for action in (script, html, json_file, plot):
+    for action in (script, html, json_file, routing, plot):
         vars(action)["complete"] = files
-    commands.add_parser("plan", help="how a training step would best be run on a cluster, without running it")
-    commands.add_parser("debug", help="one terminal for the ranks of a running job: all stop at a line, look at any")
+    others = {
+        "plan": "how a training step would best be run on a cluster, without running it",
+        "debug": "one terminal for the ranks of a running job: all stop at a line, look at any",
+    }
+    for name, said in others.items():  # (they parse their words themselves)
+        parents = [] if files is None else [parser_of(name)]
+        commands.add_parser(name, help=said, parents=parents, conflict_handler="resolve")
     return parser
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Of a command that has its own."""
+    if name == "plan":
+        from moebius.lowering.planner.command import make_parser
+    else:
+        from moebius.lowering.debugger.command import make_parser
+    return make_parser()
 
 
 @dataclass

@@ -92,6 +92,7 @@ def test_modules_and_methods_stay_what_they_are():
     assert captured.eval() is captured and not model.training
     captured.extra = 3
     assert model.extra == 3
+    assert captured.__doc__ == model.__doc__ and captured.forward.__doc__ == model.forward.__doc__
     method = capture(model.forward)
     torch.testing.assert_close(method(x), model(x))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,30 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytes
     assert {"explain", "doctor", "bench", "help", "plan", "debug", "completion"} <= completed("moebius")
     assert "train.py" in completed("moebius", "explain")
     assert completed("moebius", "completion") == {"bash", "zsh", "tcsh"}
+
+
+COMMANDS = ("explain", "doctor", "bench", "help", "completion", "plan", "debug")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_is_complete(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what the command does, and something of each option and argument; the shell completes the same options."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert not ended.value.code
+    before = text.partition("\noptions:")[0].partition("\npositional arguments:")[0]
+    said = [part for part in before.split("\n\n") if not part.startswith("usage:")]
+    assert said and len(said[0].split()) > 5, before
+    lines = text.splitlines()
+    options = [(i, line) for i, line in enumerate(lines) if line.startswith(("  -", "  {"))]
+    for i, line in options:
+        following = lines[i + 1] if i + 1 < len(lines) else ""
+        assert len(line.split("  ")) > 2 or following.startswith("        "), line
+    assert main(["completion", "zsh"]) == 0
+    completed = capsys.readouterr().out
+    for name in {word for _, line in options for word in re.findall(r"--[a-z]+", line)}:
+        assert name in completed, name
 
 
 def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
