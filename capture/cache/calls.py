@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,6 @@ class CallRecord:
     runs: list[Runs] = field(default_factory=list)
     left: dict[int, tuple[Any, list[Counts]]] = field(default_factory=dict)  # see ``reported``, and for the next one
     ran: dict[int, list[Ran]] = field(default_factory=dict)
-    watched: list[tuple[dict[str, Any], Any]] = field(default_factory=list)  # see ``watch``
     native: NativeCounts = field(default_factory=NativeCounts)
     why_native: str = ""
     parts: dict[int, NativePart] = field(default_factory=dict)  # after graph breaks, by the id of their code
@@ -69,6 +68,19 @@ class CallRecord:
         hits = next((hits for one, _, hits in entry.targets if one is program), 0)
         return hits - self.before.get((id(entry), id(program)), 0)
 
+    def tell_runs(self, captured: Captured, segment: Segment) -> Callable[[tuple], None] | None:
+        """What writes down, before each run of the segment's graph, how often its loops and branches will run."""
+        graph, failures = segment.captured, segment.failures
+        if not segment.counts.parts or graph is None or failures is None:
+            return None
+
+        def tell(inputs: tuple) -> None:
+            if REPORTED.ran is self.ran:  # (else it is told of a call in this one)
+                with uncounted():
+                    self.ran.setdefault(id(failures), []).append(how_often(graph.gm, inputs))
+
+        return tell
+
     @property
     def status(self) -> str:
         """"hit", "captured", "recaptured" or "native"."""
@@ -81,9 +93,12 @@ class CallRecord:
 
 
 class Open(threading.local):
-    """The record of the call that is being reported in this thread."""
+    """The record of the call that is being reported in this thread; who looks at the graphs that run in it."""
 
     record: CallRecord | None = None
+
+    def __init__(self) -> None:
+        self.watching: list[WatchedGraphs] = []
 
 
 OPEN = Open()
@@ -92,10 +107,11 @@ OPEN = Open()
 def note(captured: Any, segment: Segment | None, why: str, again: bool) -> None:
     """What a cold call came to, for the report of the call around it, if there is to be one."""
     record = OPEN.record
+    if segment is not None:
+        for one in OPEN.watching:
+            one.add(captured, segment)
     if record is not None:
         record.cold.append(Cold(captured, segment, why, again))
-        if segment is not None:
-            watch(record, segment)
         if segment is not None and segment.native is not None:
             record.parts[id(segment.native.code)] = segment.native
 
@@ -117,22 +133,40 @@ def note_gone(captured: Captured, segment: Segment) -> None:
         OPEN.record.gone.append((captured, segment, OPEN.record.hits_of(captured, segment)))
 
 
-def watch(record: CallRecord, segment: Segment) -> None:
-    """Ask before each run of the segment's graph in this call how often its loops and branches will run."""
-    namespace = getattr(segment.run, "__globals__", {})
-    graph, captured, failures = namespace.get("m_graph"), segment.captured, segment.failures
-    if not segment.counts.parts or graph is None or captured is None or failures is None:
-        return
+class WatchedGraphs:
+    """For a time, somebody looks at the inputs of graphs before these run in this thread: those of some segments, and
+    of what is captured meanwhile. tell: gets the captured function, the segment and the inputs; None for one that is
+    not wanted."""
 
-    @hidden
-    def watched(*inputs: Any) -> Any:
-        if REPORTED.ran is record.ran:
-            with uncounted():
-                record.ran.setdefault(id(failures), []).append(how_often(captured.gm, inputs))
-        return graph(*inputs)
+    def __init__(self, segments: Iterable[tuple[Captured, Segment]], tell: Callable[[Captured, Segment], Any]):
+        self.segments, self.tell = segments, tell
+        self.patched: list[tuple[dict[str, Any], Any]] = []
 
-    record.watched.append((namespace, graph))
-    namespace["m_graph"] = watched
+    def __enter__(self) -> WatchedGraphs:
+        OPEN.watching.append(self)
+        for captured, segment in self.segments:
+            self.add(captured, segment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        OPEN.watching.remove(self)
+        for namespace, graph in reversed(self.patched):
+            namespace["m_graph"] = graph
+
+    def add(self, captured: Captured, segment: Segment) -> None:
+        namespace = getattr(segment.run, "__globals__", {})
+        graph, tell = namespace.get("m_graph"), self.tell(captured, segment)
+        if graph is None or tell is None or segment.captured is None:
+            return
+
+        @hidden
+        def watched(*inputs: Any) -> Any:
+            if self in OPEN.watching:  # (else it is another thread's)
+                tell(inputs)
+            return graph(*inputs)
+
+        self.patched.append((namespace, graph))
+        namespace["m_graph"] = watched
 
 
 @contextlib.contextmanager
@@ -146,17 +180,14 @@ def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
     record.parts = {id(part.code): part for part in parts if part is not None}
     foreign = sys.gettrace() is not None
     tracer = NativeTracer(record.parts)
-    for segment in [segment for one in known for segment in one.segments]:
-        watch(record, segment)
+    watched = WatchedGraphs([(one, segment) for one in known for segment in one.segments], record.tell_runs)
     OPEN.record, outside = record, (REPORTED.left, REPORTED.ran)
     REPORTED.left, REPORTED.ran = record.left, record.ran
     try:
-        with contextlib.nullcontext() if foreign else tracer:
+        with watched, contextlib.nullcontext() if foreign else tracer:
             yield record
     finally:
         OPEN.record, (REPORTED.left, REPORTED.ran) = outer, outside
-        for namespace, graph in reversed(record.watched):
-            namespace["m_graph"] = graph
         if outer is not None:  # (what runs in this call is not told again of the one around it)
             for key, hits in [((id(one.entry), id(p)), hits) for one in [*every] for p, _, hits in one.entry.targets]:
                 outer.before[key] = outer.before.get(key, 0) + hits - record.before.get(key, 0)

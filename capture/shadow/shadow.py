@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..bytecode.hidden_frames import hidden
+from ..cache.calls import WatchedGraphs
 from ..cache.interfaces import Captured
 from ..errors import MoebiusWarning
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
 from ..trace.recorder import Recordings
+from ..trace.segment import Segment
 from .compare import Comparison
 from .copies import RandomState, copy_call
 from .nodes import Ran, Recorder, first_difference, kept
@@ -67,7 +68,8 @@ class Shadow:
             want, want_error = outcome(lambda: call_unhooked(twin.function, *twin.args, **twin.kwargs))
         want_random = RandomState()
         before.restore()
-        with watched_graphs(owner) as graphs:
+        graphs: list[Ran] = []
+        with watched_graphs(owner, graphs):
             got, got_error = outcome(lambda: run(*args, **kwargs))
         found = None
         if type(got_error) is not type(want_error):
@@ -81,7 +83,7 @@ class Shadow:
         self.verified += 1
         if found:
             after = RandomState()
-            node, place = first_difference(graphs, recorder.calls)
+            node, place = first_difference(graphs, recorder)
             after.restore()
             if place is not None:
                 Recordings.mark(*place, f"call {self.count} differs from plain Python here: {node}")
@@ -113,30 +115,16 @@ def spoken(error: BaseException | None) -> str:
     return "returns" if error is None else f"raises {type(error).__name__}: {error}"[:200]
 
 
-@contextlib.contextmanager
-def watched_graphs(owner: Captured) -> Iterator[list[Ran]]:
+def watched_graphs(owner: Captured, ran: list[Ran]) -> WatchedGraphs:
     """The graphs that run meanwhile."""
-    ran: list[Ran] = []
-    patched: list[tuple[dict[str, Any], Any]] = []
 
-    def watch(namespace: dict[str, Any], graph: Any, code: types.CodeType, gm: torch.fx.GraphModule) -> None:
-        def watched(*inputs: Any) -> Any:
-            ran.append((code, gm, tuple(copied(i) for i in inputs)))
-            return graph(*inputs)
+    def tell(captured: Captured, segment: Segment) -> Callable[[tuple], None] | None:
+        code, graph = captured.function.__code__, segment.captured
+        if graph is None:
+            return None
+        return lambda inputs: ran.append((code, graph.gm, tuple(map(copied, inputs))))
 
-        patched.append((namespace, graph))
-        namespace["m_graph"] = watched
-
-    for member in owner.family():
-        for segment in member.segments:
-            namespace = getattr(segment.run, "__globals__", {})
-            if segment.captured is not None and "m_graph" in namespace:
-                watch(namespace, namespace["m_graph"], member.function.__code__, segment.captured.gm)
-    try:
-        yield ran
-    finally:
-        for namespace, graph in patched:
-            namespace["m_graph"] = graph
+    return WatchedGraphs([(one, segment) for one in owner.family() for segment in one.segments], tell)
 
 
 def copied(value: Any) -> Any:

@@ -36,7 +36,8 @@ class Recordings:
         """An operator of what was captured of this code gave something else than plain Python did."""
         where = code.co_qualname, code.co_filename, code.co_firstlineno
         for one in cls.kept:
-            number = next((n for n, words in one.operators if words.split(" = ")[0].strip() == node.name), None)
+            texts = ((n, words.split(" = ")[0].strip()) for n, words in one.operators)
+            number = next((n for n, name in texts if (n, name) == (number_of(node), node.name)), None)
             if number is not None and (one.function, one.file, one.line) == where:
                 one.differs = number, text
 
@@ -100,11 +101,15 @@ def numbered(graph: fx.Graph, bodies: dict[str, fx.GraphModule], indent: str = "
     for node in graph.nodes:
         if node.op == "get_attr" and (body := bodies.get(str(node.target))) is not None:
             yield from numbered(body.graph, bodies, indent + "    ")
-        number = node.meta.get("number")
-        while is_kind(number, tuple):  # one of several results
-            number = number[0]
-        if number is not None and node.op != "placeholder":
+        if (number := number_of(node)) is not None and node.op != "placeholder":
             yield number, indent + as_call(node)
+
+
+def number_of(node: fx.Node) -> int | None:
+    number = node.meta.get("number")
+    while is_kind(number, tuple):  # one of several results
+        number = number[0]
+    return number
 
 
 def as_call(node: fx.Node) -> str:

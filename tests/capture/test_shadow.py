@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+import moebius
 from moebius import MoebiusWarning, capture, stats
 from moebius.errors import OptionError
 from moebius.tensors.graphs import GraphWriter
@@ -83,6 +84,59 @@ def test_a_fault_in_the_graph_is_named_by_its_node_and_line(monkeypatch):
     assert difference.what.startswith("result: numbers differ by 3")
     line = function.__code__.co_firstlineno + 2
     assert "mul_1" in difference.node and f"test_shadow.py:{line}" in difference.node
+
+
+STATEMENTS = {
+    "new": "x = torch.mul(x, 3.0)",
+    "reflected": "x = 3.0 * x",
+    "in place": "x = x.mul_(3.0)",
+    "augmented": "x *= 3.0",
+    "subtracted": "x -= 3.0",
+    "item": "x[0] = 3.0",
+    "row": "x[:, 0] = x[:, 0] * 3.0",
+    "several results": "x = x + sum(torch.var_mean(x, 1, correction=3.0, keepdim=True))",
+    "out of a list": "x = torch.cat(torch.chunk(x * 3.0, 2))",
+}
+AROUND = {
+    "alone": "{s}",
+    "one side": "if x.sum() > -9:\n        {s}\n    x = x + 1",
+    "other side": "if x.sum() < -9:\n        x = x + 1\n    else:\n        {s}",
+    "called": "def helper(x):\n        {s}\n        return x\n    x = helper(x + 1)",
+    "iteration": "for e in (x.sum(1) > 1).nonzero()[:, 0]:\n        {s}",
+    "experts": "for e in range(3):\n        t = torch.where(c == e)[0]\n        if len(t) == 0: continue\n        "
+    "x, y = x[t], x\n        {s}\n        x = y.index_add(0, t, x)",
+    "after a break": "moebius.disable(len)(x)\n    {s}",
+    "a second time": "x = x * 2.0; x = x * 2.0\n    {s}",
+}
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_the_first_operator_that_differs_is_found_wherever_it_stands(statement, around, tmp_path, monkeypatch):
+    body = AROUND[around].format(s=STATEMENTS[statement])
+    lines = f"def step(x, c):\n    x = x + 0\n    {body}\n    return x * 5.0\n"
+    path = tmp_path / "program.py"
+    path.write_text(lines)
+    namespace = {"torch": torch, "moebius": moebius}
+    exec(compile(lines, str(path), "exec"), namespace)
+    original = GraphWriter.node
+
+    def other(value):
+        return 4.0 if type(value) is float and value == 3.0 else value
+
+    def spoiled(self, op, target, args, kwargs):
+        changed = tuple(map(other, args)), {key: other(value) for key, value in kwargs.items()}
+        return original(self, op, target, *changed)
+
+    monkeypatch.setattr(GraphWriter, "node", spoiled)
+    captured = capture(namespace["step"], backend="eager", verify=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captured(torch.arange(32.0).view(4, 8) % 5 + 1, torch.tensor([0, 1, 2, 1]))
+    (difference,) = stats(captured).differences
+    number = next(i for i, line in enumerate(lines.splitlines(), 1) if "3.0" in line)
+    assert f"program.py:{number})" in difference.node, difference
 
 
 def test_a_fault_of_the_backend_is_told_from_one_of_the_graph():
