@@ -7,10 +7,12 @@ on copies of what these write to. Where more than operators would run, nobody is
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -19,12 +21,14 @@ from moebius.lowering.graph import SkipTurn, expert_loop
 from moebius.lowering.memo import remembering
 from moebius.lowering.operators import draws, loop_body, read_call
 from moebius.lowering.step import gradient_of, set_gradient
+from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.torch_private import draws_numbers
 from moebius.lowering.values import apply
 
 BODY = "body"  # in the meta of a loop's node: the number under which it counts
 # By these numbers, then by how many conditions an iteration has passed, and whether the last one ended it.
 Found = dict[int, dict[tuple[int, bool], int]]
+DRAWS = (draw, draw_below, draw_numpy, draw_array)
 PASSED_OVER = ("set_grad_enabled", "require_branch")  # it runs without gradients, and no result of these is read
 
 
@@ -53,8 +57,13 @@ def copy_of(value: Any, is_written: bool) -> Any:
 @contextlib.contextmanager
 def restored_random_state() -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        yield
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class Plan:
@@ -125,7 +134,10 @@ def may_draw(node: fx.Node) -> bool:
 
 
 def only_draws(node: fx.Node) -> bool:
-    """Whether it is an operator of torch's that draws from the random numbers of the device."""
+    """Whether it is an operator of torch's that draws from the random numbers of the device, or a function that draws
+    from Python's or numpy's."""
+    if node.target in DRAWS:
+        return True
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     ours = node.op == "call_method" or is_torchs(node, name)
     return ours and draws_numbers(name) and not node.kwargs.keys() & {"generator", "out"}

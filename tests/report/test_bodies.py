@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reconciling import plain_counts, reported_counts
@@ -26,6 +28,8 @@ CONDITIONS = {
     "two": "x.sum() > 0 and x.max() < 3",
     "either": "x.sum() > 0 or x.max() > 3",
     "random": "x.sum() * torch.rand(()) > 0",
+    "python's": "x.sum() > 0 and random.random() < 0.5",
+    "numpy's": "x.sum() * (np.random.rand() - 0.5) > 0",
     "dropout": "F.dropout(x, 0.5).sum() > 0",
 }
 SHAPES = {
@@ -68,7 +72,8 @@ DATA = [torch.full((5, D), float(value)) for value in (1, -1, 4, -4)] + [
 
 def made_of(shape: str, condition: str) -> Callable[..., Any]:
     source = HELPER.format(body="\n    ".join(SHAPES[shape]).format(c=CONDITIONS[condition]))
-    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "W": WEIGHTS_EDD, "E": E}
+    namespace: dict[str, Any] = {"torch": torch, "random": random, "np": np, "F": torch.nn.functional}
+    namespace |= {"W": WEIGHTS_EDD, "E": E}
     exec(compile(source, "<bodies>", "exec"), namespace)
     return namespace["step"]
 
@@ -87,7 +92,7 @@ def differing(shape: str, condition: str) -> list[str]:
 
 
 def run(call: Callable[[], Any]) -> Any:
-    torch.manual_seed(3)
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
     return call()
 
 
@@ -99,14 +104,15 @@ def test_each_side_counts_as_the_data_has_it(shape: str, condition: str) -> None
 
 def test_an_explained_call_gives_what_it_gives() -> None:
     """What decides is computed beside the graph: no number is drawn twice, nothing is written twice."""
-    for shape, condition in itertools.product(("written", "experts"), ("random", "dropout")):
+    for shape, condition in itertools.product(("written", "experts"), ("random", "dropout", "python's", "numpy's")):
         step = made_of(shape, condition)
         captured, results = capture(step), []
         for explained in (None, False, False, True):
             z = torch.ones(5, D)
             call = step if explained is None else explain(captured) if explained else captured
             result = run(lambda call=call, z=z: call(DATA[0].clone(), z))
-            results.append((*(result.result if explained else result), z, torch.rand(())))
+            drawn = torch.rand(()), random.random(), np.random.rand()
+            results.append((*(result.result if explained else result), z, *drawn))
         for other in results[1:]:
             for a, b in zip(results[0], other, strict=True):
                 torch.testing.assert_close(a, b)
