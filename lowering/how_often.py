@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, computes, is_torchs
@@ -40,6 +41,8 @@ def how_often(gm: fx.GraphModule, inputs: tuple[Any, ...]) -> Found:
     """By the numbers of the graph's loops, how often each part of an iteration runs. One that is not there is not
     known."""
     found: Found = {}
+    if dist.is_available() and dist.is_initialized():
+        return found  # (ranks that are not asked would not take part in an exchange)
     try:
         with remembering(), torch.no_grad(), restored_random_state():
             plan = Plan(gm.graph)

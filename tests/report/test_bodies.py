@@ -131,6 +131,14 @@ def test_what_may_do_more_than_compute_is_counted_once() -> None:
     assert report.in_loops and "counted once" in str(report)
 
 
+def test_where_there_are_ranks_nothing_is_computed_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would not take part in an exchange."""
+    monkeypatch.setattr(how_often.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(how_often, "Plan", None)
+    report = explain(made_of("one side", "sum"))(DATA[0], torch.ones(5, D))
+    assert report.in_loops and not report.breaks
+
+
 @pytest.mark.parametrize("off", ["runs", "jumps"])
 def test_each_part_of_it_is_needed(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if off == "runs":
