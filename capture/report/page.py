@@ -72,7 +72,9 @@ def page(reports: Sequence[Findings]) -> str:
     chapters = "\n".join(chapter(report, index) for index, report in enumerate(reports))
     contents = ""
     if len(reports) > 1:
-        contents = "".join(f'<a href="#r{index}">{escape(report.name)}</a>' for index, report in enumerate(reports))
+        names = [report.name for report in reports]
+        texts = [one.name if names.count(one.name) == 1 else f"{one.name}, {one.how_called}" for one in reports]
+        contents = "".join(f'<a href="#r{index}">{escape(text)}</a>' for index, text in enumerate(texts))
         contents = f'<nav class="contents">{contents}</nav>'
     return f"""<!doctype html>
 <html lang="en">

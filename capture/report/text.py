@@ -38,7 +38,7 @@ GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
 PLACES = ("expert loop", "asked at")  # columns of one line each
 REGION_COLUMNS = ("expert loop", "written as", "experts", "top-k", "became", "kernel", "saved")
-WIDE = 90  # columns of a terminal: one that is narrower is not shown all of them
+WIDE, NARROW = 90, 75  # columns of a terminal: one that is narrower is not shown all of them
 ROOM_OF_NUMBERS = 27  # in the table of guards: two columns of numbers, and what stands between columns
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
@@ -195,10 +195,11 @@ def excerpt_text(excerpt: Excerpt, width: int, file: str = "") -> Text:
 def regions(report: Findings, width: int) -> Group | None:
     if not report.expert_regions:
         return None
-    shown = [name for name in REGION_COLUMNS if width >= WIDE or name not in ("top-k", "kernel")]
+    left_out = ["top-k", "kernel"] * (width < WIDE) + ["written as", "experts"] * (width < NARROW)
+    shown = [name for name in REGION_COLUMNS if name not in left_out]
     made = table(*shown, right=("experts", "top-k", "saved"))
     refusals: list[Text] = []
-    room = max(width - 80, width // 3)  # for the place
+    room = max(width - 90, width // 4, 20)  # for the place
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, _ = row
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
@@ -250,12 +251,12 @@ def guards(report: Findings, width: int) -> Group | None:
     wide = width >= WIDE
     made = table("what they look at", "guards", *["slowest"] * wide, "asked at", "a call", right=("guards", "a call"))
     places = [place(guard.file, guard.line) for group in groups[:GROUPS_SHOWN] for guard in group.guards]
-    longest = min(max(map(cell_len, places)), max(width - ROOM_OF_NUMBERS - 24, 20))
+    longest = min(max(map(cell_len, places)), max(width * 3 // 10, 24))
     room = width - longest - ROOM_OF_NUMBERS  # one line each
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        own = min(room * 2 // 5, 40) if wide else room
+        own = min(room // 2, 40) if wide else room
         owner, where = shorten(as_written(group.owner), own), place(first.file, first.line)
         rest = f"{as_written(first.source).removeprefix(as_written(group.owner))} {as_written(first.check)}".strip()
         slowest = [shorten(rest, room - own)] * wide

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -149,3 +150,8 @@ def test_a_function_is_coloured_as_in_its_file(source_file: str, report: Report)
     (step,) = [item for item in listings(report) if item.name == "step"]
     for entry in step.lines:
         assert entry is None or entry[1] == whole[entry[0] - 1]
+
+
+def test_reports_of_one_name_are_told_apart(report: Report) -> None:
+    contents = page([report, replace(report, calls=(3, 4, 1))]).partition("</nav>")[0]
+    assert re.findall(r'<a href="#r\d">([^<]*)', contents) == ["step, this call: captured", "step, 3 of 4 calls hit"]
