@@ -105,7 +105,7 @@ COMMANDS = ("explain", "doctor", "bench", "help", "completion", "plan", "debug")
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_is_complete(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says what the command does, and something of each option and argument; the shell completes the same options."""
+    """It says what the command does, and something of each option; the shell completes the same options."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     text = capsys.readouterr().out
