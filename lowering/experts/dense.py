@@ -121,6 +121,7 @@ class DenseSum:
 
     def __init__(self, place: fx.Node, last: fx.Node):
         self.place, self.last, self.result = place, last, last
+        self.anchors = [last]  # what each expert adds is behind one of these
         self.inplace: list[fx.Node] = []  # the additions, where they write into one tensor
 
     def parts(self, storage: Storage) -> tuple[fx.Node | None, list[fx.Node]]:

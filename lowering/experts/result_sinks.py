@@ -3,6 +3,7 @@ each gives, and the rows that it is made of, for blocks.py."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch import fx
@@ -10,8 +11,8 @@ from torch import fx
 from moebius.lowering.experts.blocks import NoRows, found_rows
 from moebius.lowering.experts.missed_experts import MissedExperts, is_column, is_parameter
 from moebius.lowering.experts.rules_computed import ROW_BY_ROW
-from moebius.lowering.operators import Call, behind, read_call
-from moebius.lowering.values import rank_of, tensor_of, value_of
+from moebius.lowering.operators import PRODUCTS, Call, behind, read_call
+from moebius.lowering.values import computed_of, rank_of, tensor_of, value_of
 
 INSIDE = ROW_BY_ROW | {"linear", "matmul", "addmm", "chunk", "split", "narrow", "getitem", "reshape", "dropout", "glu",
                        "unbind", "where", "gt", "ge", "lt", "le", "t", "T", "mT", "transpose"}  # fmt: skip
@@ -38,9 +39,15 @@ def before_scaling(node: fx.Node) -> fx.Node:
     return node
 
 
-def rows_behind(end: fx.Node) -> list[fx.Node] | None:
+def shared_by(ends: list[fx.Node]) -> set[fx.Node]:
+    """What all of them are computed of."""
+    first, *others = (computed_of([end]) for end in ends)
+    return first.intersection(*others)
+
+
+def rows_behind(end: fx.Node, shared: Container[fx.Node] = ()) -> list[fx.Node] | None:
     """The rows [S, D] that were looked up, each its own node, and of which the rest is computed row by row; None where
-    it is computed of something else."""
+    it is computed of something else. shared: what the other experts read too, as it is."""
     rows: list[fx.Node] = []
     seen: list[fx.Node] = []
 
@@ -49,12 +56,16 @@ def rows_behind(end: fx.Node) -> list[fx.Node] | None:
         call = read_call(node)
         if is_own(node):
             return []
-        if call is None or call.op.inplace or len(seen) > FAR:
+        if len(seen) > FAR:
             raise NoRows
-        if node is end or not (picks_rows(call) or is_one_of(call)):
-            if call.name not in INSIDE:
+        if node not in shared and (node is end or call is None or not (picks_rows(call) or is_one_of(call))):
+            if call is None or call.name not in INSIDE or call.op.inplace:
                 raise NoRows
-            return node.all_input_nodes
+            given = call["input"] if call.name in PRODUCTS else None
+            if not isinstance(given, fx.Node) or given not in shared or not is_own(given):
+                return node.all_input_nodes
+            rows.append(given)  # (tokens that want gradients may look like a parameter)
+            return [one for one in node.all_input_nodes if one is not given]
         if rank_of(node) != 2:
             raise NoRows
         rows.append(node)

@@ -121,12 +121,13 @@ def replace_all(work: Work) -> None:
         return
     plain = write_plainly(work) if takes_blocks(work) else []
     failed = replace_iterations(work)
-    for chain in dense_chains(work.gm.graph):
-        work.regions += replace_chain(work, chain)
+    sums = [(chain, replace_chain(work, chain)) for chain in dense_chains(work.gm.graph)]
     for find in (choices, stacks):
-        for whole in find(work.gm.graph):
-            found = replace_dense(work, whole)
-            work.regions += [found] if found is not None else []
+        tried = [(whole.anchors, replace_dense(work, whole)) for whole in find(work.gm.graph)]
+        sums += [(anchors, [region]) for anchors, region in tried if region is not None]
+    for anchors, regions in sums:
+        work.regions += regions
+        failed += [Failed(region, anchors) for region in regions if not region.lowered]
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work, list(filter(is_branch, work.gm.graph.nodes)))
@@ -161,7 +162,7 @@ def replace_all(work: Work) -> None:
     provisional.settle(work, [*gathered.found, *plain])
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
     if takes_rows(work):
-        replace_meeting(work)
+        replace_meeting(work, failed)
     report_overlooked(work, reported)
 
 
@@ -176,7 +177,7 @@ def report_grouped(work: Work, gathered: grouped.Gathered, reported: set[fx.Node
             work.regions.append(region)
 
 
-def replace_meeting(work: Work) -> None:
+def replace_meeting(work: Work, failed: list[Failed]) -> None:
     """Experts that no other front end has found, each on rows of its own, by where their results meet."""
     drop_dead_code(work)
     tried: set[fx.Node] = set()
@@ -184,16 +185,22 @@ def replace_meeting(work: Work) -> None:
         there = [one for one in find_overlooked(work.gm.graph) if one.place not in tried and len(one.results) > 1]
         if not there:
             return
-        tried.add(there[0].place)
         ends = result_sinks.ends(there[0])
-        if not all(map(result_sinks.rows_behind, ends)):
-            continue
-        found = replace_piece(work, ends, rows_of=result_sinks.rows_behind)
-        if found is not None and found.lowered:
+        known = [one.region for one in failed if one.uses(ends)]
+        found, _ = in_equal_parts(ends, partial(replace_ends, work))
+        if not found:
+            tried.add(there[0].place)
+        else:
             lines = {place for node in there[0].nodes for place in places_of(node)}
             work.regions = [r for r in work.regions if r.lowered or (r.file, r.line) not in lines]
-            work.regions.append(found)
+            work.regions = without(work.regions, known) + [region for region in found if region.lowered]
             drop_dead_code(work)
+
+
+def replace_ends(work: Work, ends: list[fx.Node]) -> ExpertRegion | None:
+    """What experts give, each on rows of its own or all on the same."""
+    rows_of = partial(result_sinks.rows_behind, shared=result_sinks.shared_by(ends))
+    return replace_piece(work, ends, rows_of=rows_of) if all(map(rows_of, ends)) else None
 
 
 def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
@@ -257,10 +264,14 @@ def replace_blocks(work: Work, failed: list[Failed], asked: dict[fx.Node, Any]) 
         known = [one.region for one in failed if one.uses(downs)]
         found, refusals = in_equal_parts(downs, partial(replace_piece, work, asked=asked))
         if found:
-            work.regions = [region for region in work.regions if not any(region is one for one in known)]
+            work.regions = without(work.regions, known)
             work.regions += [region for region in found if region.lowered]
         elif not known:
             work.regions += refusals[:1]
+
+
+def without(regions: list[ExpertRegion], known: list[ExpertRegion]) -> list[ExpertRegion]:
+    return [region for region in regions if not any(region is one for one in known)]
 
 
 class Attempt:
@@ -505,7 +516,7 @@ def fill(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
 
 @dataclass
 class Failed:
-    """Iterations that stand one after another, and the region that says why they are no loop."""
+    """Sums, iterations that stand one after another among them, and the region that says why they are no loop."""
 
     region: ExpertRegion
     anchors: list[fx.Node]
@@ -519,7 +530,8 @@ class Failed:
 def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     """Whether a node is computed of one of these. least: the first of them in the graph."""
     adds = added_rows(node) or node
-    return reaches({one for one in adds.all_input_nodes if one is not adds.args[0]}, wanted, least, itself=True)
+    beside = {one for one in adds.all_input_nodes if one is not adds.args[0]}  # the sum so far
+    return reaches(beside or set(adds.all_input_nodes), wanted, least, itself=True)
 
 
 def replace_iterations(work: Work) -> list[Failed]:

@@ -213,3 +213,70 @@ class PaddedToLongest(Routed):
             y = self.experts[e](torch.cat([x[t], pad]))[: len(t)]
             out.index_add_(0, t, y * weight[t, s, None])
         return out
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Linear(D, 6), torch.nn.ReLU(), torch.nn.Linear(6, D))
+
+
+class ToAll(torch.nn.Module):
+    """Experts that every token has, E of each of two kinds; gates for two tasks."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.shared = (torch.nn.ModuleList([two_layers() for _ in range(E)]) for _ in range(2))
+        self.gates = torch.nn.ModuleList([torch.nn.Linear(D, 2 * E) for _ in range(2)])
+
+
+@structure(LOWERED)
+class WeighedAlike(ToAll):
+    """all experts on all tokens, `out = out + gates[:, e : e + 1] * expert(x)`, gates of a softmax"""
+
+    def forward(self, x):
+        gates, out = softmax(self.gates[0](x), -1), 0
+        for e, expert in enumerate(self.experts):
+            out = out + gates[:, e : e + 1] * expert(x)
+        return out
+
+
+@structure(LOWERED)
+class StraightThrough(ToAll):
+    """all experts on all tokens, `hard + p - p.detach()` as gates, einsum over a stack"""
+
+    def forward(self, x):
+        p = softmax(self.gates[0](x), -1)[:, :E]
+        gates = F.one_hot(p.argmax(-1), E).to(p.dtype) + p - p.detach()
+        return torch.einsum("ted,te->td", torch.stack([expert(x) for expert in self.experts], 1), gates)
+
+
+@structure(LOWERED)
+class ForTwoTasks(ToAll):
+    """MMoE: one stack of experts, weighed by two tasks' gates"""
+
+    def forward(self, x):
+        rows = torch.stack([expert(x) for expert in self.experts], 1)
+        first, second = (torch.bmm(softmax(gate(x)[:, :E], -1).unsqueeze(1), rows).squeeze(1) for gate in self.gates)
+        return first * torch.sigmoid(second)
+
+
+@structure(LOWERED)
+class InTwoLevels(ToAll):
+    """PLE: a task's own experts and shared ones in one list; the next level's have other tokens each"""
+
+    def forward(self, x):
+        own, shared = (F.softmax(gate(x), -1) for gate in self.gates)
+        for tokens, gates in (((x, x), own), ((torch.tanh(x), x * 2), shared)):
+            rows = [e(tokens[0]) for e in self.experts] + [e(tokens[1]) for e in self.shared]
+            x = torch.einsum("ted,te->td", torch.stack(rows, 1), gates)
+        return x
+
+
+@structure(LOWERED)
+class AboveTheLast(ToAll):
+    """`torch.where(gates < kth, 0, gates)`, a stack of all experts, `torch.matmul`"""
+
+    def forward(self, x):
+        gates = softmax(self.gates[0](x)[:, :E], -1)
+        kept = torch.where(gates < gates.topk(K, -1).values[:, -1:], torch.zeros_like(gates), gates)
+        rows = torch.stack([expert(x) for expert in self.experts], 1)
+        return torch.matmul(kept.unsqueeze(1), rows).squeeze(1)

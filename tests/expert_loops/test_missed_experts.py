@@ -239,10 +239,9 @@ def dense_over_hits(x, moe, two=False):
 
 FOUND = [single_projections, three_projections, drawing, low_rank_additions, soft_slots_of_modules,
          over_hits_and_dropout, looked_up_in_the_stack, sums_of_their_own]  # fmt: skip
-REFUSED = [drawing_on_all, two_by_name, one_or_the_other, chosen_by_a_condition, soft_slots_of_linears,
-           weighted_stack, weighted_before_the_stack, gathered_squares, all_squares,
-           weights_mixed_by_data, of_different_widths, activations_of_their_own, into_a_sum_that_fades,
-           taken_away]  # fmt: skip
+ON_ALL = [two_by_name, one_or_the_other, chosen_by_a_condition, weighted_before_the_stack, into_a_sum_that_fades]
+REFUSED = [drawing_on_all, soft_slots_of_linears, weighted_stack, gathered_squares, all_squares,
+           weights_mixed_by_data, of_different_widths, activations_of_their_own, taken_away]  # fmt: skip
 RANDOM = {drawing_on_all}
 
 
@@ -255,6 +254,15 @@ def test_projection_by_projection(function):
     assert regions[0].kernel == KERNEL and regions[0].num_experts == E
 
 
+@pytest.mark.share(3)
+@pytest.mark.parametrize("function", ON_ALL)
+def test_on_all_tokens(function):
+    """Experts that every token has are the operator."""
+    graphs, regions = regions_of(function, layer=More)
+    assert graphs == 1 and len(regions) == 1 and regions[0].lowered and regions[0].kernel != KERNEL
+    assert regions[0].num_experts == (2 if function in (two_by_name, one_or_the_other, chosen_by_a_condition) else E)
+
+
 @pytest.mark.share(10)
 @pytest.mark.parametrize("function", REFUSED)
 def test_reason_and_line(function):
@@ -262,7 +270,7 @@ def test_reason_and_line(function):
     assert graphs == 1 and len(regions) == 1 and not regions[0].lowered
     text = linecache.getline(regions[0].file, regions[0].line)
     assert "# meet" in text, text
-    assert regions[0].num_experts == (2 if function in (two_by_name, one_or_the_other, chosen_by_a_condition) else E)
+    assert regions[0].num_experts == E
     reason = re.search(r"^equal iterations: .*\((.*):(\d+)\)$", regions[0].refusal)
     assert reason is not None and "torch/nn" not in reason[1]
     assert (function in RANDOM) == ("dropout" in regions[0].refusal)
@@ -322,7 +330,7 @@ def test_a_failing_search_costs_a_line_of_the_report_only(monkeypatch):
         raise ValueError("a bug")
 
     monkeypatch.setattr(rewrite, "missed_experts", fails)
-    graphs, regions = regions_of(two_by_name, layer=More)
+    graphs, regions = regions_of(of_different_widths, layer=More)
     assert graphs == 1 and len(regions) == 1 and rewrite.DEFECT in regions[0].refusal
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside_eager import compare, regions_of
+from beside_eager import by_gates_alone, compare, regions_of
 from module_layers import Layer
 from spellings import D, E
 from torch.nn.functional import gelu
@@ -137,7 +137,7 @@ def gated(x, moe):
 
 
 @pytest.mark.parametrize("read", [joined, lambda out, parts: out + parts[0].detach(), lambda out, parts: parts[0]])
-def test_parts_of_dense_experts(read):
+def test_parts_of_dense_experts(read, monkeypatch):
     def run(x, moe):
         gates, out, parts = gated(x, moe), torch.zeros_like(x), []
         for e, expert in enumerate(moe.experts):
@@ -145,12 +145,15 @@ def test_parts_of_dense_experts(read):
             parts.append(out)
         return read(out, parts)
 
+    compare(run)
+    by_gates_alone(monkeypatch)
     assert not compare(run)[1]
 
 
 @pytest.mark.parametrize("form", ["added", "index_add"])
 @pytest.mark.parametrize("hook", [lambda g: g * 2, None])
-def test_parts_that_are_given_out(form, hook):
+@pytest.mark.parametrize("alone", [False, True])
+def test_parts_that_are_given_out(form, hook, alone, monkeypatch):
     """A part that a caller gets, or that a gradient hook was put on, with the backward outside."""
 
     def run(x, moe):
@@ -176,6 +179,8 @@ def test_parts_that_are_given_out(form, hook):
         out.square().sum().backward()
         return [out, first, of_first, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
 
+    if alone:
+        by_gates_alone(monkeypatch)
     torch.manual_seed(1)
     layers = [Layer().double() for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -185,7 +190,7 @@ def test_parts_that_are_given_out(form, hook):
     for ours, theirs in zip(found, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
     lowered = any(region.lowered for region in report_of(captured_of(captured)).expert_regions)
-    assert form != "added" or not lowered
+    assert form != "added" or lowered is not alone
 
 
 @pytest.mark.parametrize("iteration", [by_index_add, by_index_put, in_place])
