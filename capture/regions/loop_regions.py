@@ -115,6 +115,7 @@ class LoopRegion:
         self.row_value: Any = None
         # the frame's locals wherever the iteration may end within, on another condition
         self.skips: list[list[Any]] = []
+        self.holds: list[tuple[Any, bool]] = []  # conditions on numbers that are certain in what is recorded now
         self.switches = torch_private.switches()
         self.first: FirstSide | None = None  # of the second side of two: what the first one left
         self.joined: list[Joined] = []  # of one side of two: what it gives out
@@ -132,6 +133,11 @@ class LoopRegion:
         # placeholders: of what is carried; behind the body, of all that is given out, and of what a branch may append
         self.nodes: list[fx.Node] = []
         self.lifted: dict[fx.Node, fx.Node] = {}
+
+    def goes_on_where(self, condition: Any, truth: bool) -> None:
+        """What is recorded from here on runs where the condition has this truth."""
+        if is_kind(condition, torch.SymInt | torch.SymBool):
+            self.holds.append((condition, truth))
 
     @property
     def stands_at(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Loops:
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.writer, self.counter = self.tensors.writer, domain.counter
         self.arithmetic = domain.tensors.numbers
-        self.open: list[LoopRegion] = []
+        self.open: list[LoopRegion] = domain.tensors.world.regions
         self.joins = branch_places.Joins(self.open, domain)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
@@ -343,18 +343,18 @@ class Loops:
 
     def skip(self, condition: Any, skip_if: bool) -> None:
         """End the iteration here where the truth of the condition is ``skip_if``."""
-        tensors = self.tensors
         condition = condition.value if type(condition) is ArrayNumber else condition
+        self.open[-1].goes_on_where(condition, not skip_if)
         if is_kind(condition, torch.SymInt):
             condition = condition != 0
         if not skip_if:
             if is_kind(condition, TensorProxy):
-                condition = tensors.function(torch.logical_not, (condition,), {})
+                condition = self.tensors.function(torch.logical_not, (condition,), {})
             elif type(condition) is Number:
                 condition = self.writer.call(torch.sym_not, condition)
             else:
                 condition = torch.sym_not(condition)
-        tensors.writer.call(skip_iteration, condition)
+        self.writer.call(skip_iteration, condition)
         self.open[-1].pass_condition()
 
     def take_branch(self, frame: Frame) -> None:

@@ -46,7 +46,7 @@ from .torch_private import (
     version_of,
 )
 from .torch_scripts import Scripted
-from .torch_sizes import told
+from .torch_sizes import limits, told
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 NO_CONTEXT = contextlib.nullcontext()
@@ -204,10 +204,43 @@ class Relations(list):
 
 
 class Sizes(ShapeEnv):
-    """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does."""
+    """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does.
+
+    regions: those that the trace is in. ``holds`` of each has the conditions that are certain in it, with their truth.
+    """
+
+    regions: Sequence[Any] = ()
 
     def _get_user_frame(self) -> None:
         return None
+
+    def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
+        """What branches around say answers first, and is kept nowhere. (What torch can do without, it does: a layout
+        that is known in a branch alone would stay with the tensor.)"""
+        if self.regions and not size_oblivious and fallback_value is None:
+            known = dict(self.ranges_here())
+            if not known.keys().isdisjoint(sym_node.expr.free_symbols):
+                before, self.var_to_range = self.var_to_range, {**self.var_to_range, **known}
+                try:
+                    bounds = self.bound_sympy(sym_node.expr)
+                finally:
+                    self.var_to_range = before
+                if bounds.is_singleton():
+                    return bounds.lower
+        return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
+
+    def ranges_here(self) -> Iterator[tuple[sympy.Symbol, Any]]:
+        """The symbols of which branches say more than was known, with the range that each is in."""
+        limited = [limit for region in self.regions for one in region.holds for limit in limits(*one)]
+        for symbol in {symbol: None for symbol, *_ in limited if symbol in self.var_to_range}:
+            whole = self.var_to_range[symbol]
+            low, high = whole.lower, whole.upper
+            for _, least, most, other in (limit for limit in limited if limit[0] == symbol):
+                low = low if least is None else sympy.Max(low, least)
+                high = high if most is None else sympy.Min(high, most)
+                low += int(other == low)
+            if low <= high:
+                yield symbol, type(whole)(low, high)
 
 
 def nowhere() -> None:
@@ -231,6 +264,7 @@ class FakeWorld:
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
         self.relations = self.shape_env.guards = Relations(where)
+        self.regions = self.shape_env.regions = list[Any]()  # that are open: who records them keeps it
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.mode.counts_nothing = on_a_mesh
         self.known = KnownResults(lambda meta, device: FakeTensor(self.mode, meta, device), self.mode.note_write)
@@ -384,7 +418,7 @@ class FakeWorld:
     def let_go(self) -> None:
         """Of the trace, which is over, and of the stack on which torch made the mode: from CPython 3.13 on its records
         hold the code of each frame, whose constants may hold what it goes on in."""
-        self.relations.where = nowhere
+        self.relations.where, self.regions, self.shape_env.regions = nowhere, [], ()
         self.mode._stack_trace = StackSummary()
 
     def forget_pending(self) -> None:

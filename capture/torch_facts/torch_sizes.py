@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -150,6 +150,28 @@ def told(text: str, symbols: Iterable[Any]) -> str:
     names = "|".join(sorted(map(str, symbols), key=len, reverse=True))
     text = re.sub(rf"\b(?:{names})\b", "n", text) if names else text
     return OPERATOR.sub(r"\1", OURS.sub("a value of the step", text)).replace("FakeTensor", "Tensor")
+
+
+def limits(asked: Any, truth: bool) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """What a condition on integers that has this truth says of single symbols: (symbol, at least, at most, which number
+    it is not), each of them None where it says nothing."""
+    relation = asked.node.expr if type(asked) is torch.SymBool else sympy.Ne(asked.node.expr, 0)
+    for part in sympy.And.make_args(relation if truth else sympy.Not(relation)):
+        if isinstance(part, sympy.Eq | sympy.Ne):
+            apart, strict = part.lhs - part.rhs, 0
+        elif isinstance(part, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+            apart, strict = part.gts - part.lts, int(isinstance(part, sympy.Lt | sympy.Gt))
+        else:
+            continue
+        if len(apart.free_symbols) != 1 or not (symbol := next(iter(apart.free_symbols))).is_integer:
+            continue
+        times, rest = apart.coeff(symbol), sympy.expand(apart - apart.coeff(symbol) * symbol)
+        if times in (1, -1) and rest.is_Integer:
+            limit, equal = (strict - rest) * times, isinstance(part, sympy.Eq)
+            if isinstance(part, sympy.Ne):
+                yield symbol, None, None, limit
+            else:
+                yield symbol, limit if equal or times == 1 else None, limit if equal or times == -1 else None, None
 
 
 CALLED = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a text may call
