@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..torch_facts import torch_lists
+from ..torch_facts import torch_private
 from ..values.values import TensorProxy
 from .parts import Parts
 from .substitutes import shared_group
@@ -16,7 +16,7 @@ class TensorLists:
         self.domain, self.objects = domain, domain.objects
         self.functions: dict[Any, Callable[..., Any]] = {
             shared_group: self.shared_group,
-            torch_lists.has_foreach_support: self.has_foreach_support,
+            torch_private.has_foreach_support: self.has_foreach_support,
         }
 
     def shared_group(self, lists: list[list[Any]]) -> Any:
@@ -28,7 +28,7 @@ class TensorLists:
         return self.objects.made(keys.pop()) if len(keys) == 1 else None
 
     def has_foreach_support(self, tensors: Any, device: Any) -> Any:
-        function: Any = torch_lists.has_foreach_support
+        function: Any = torch_private.has_foreach_support
         if self.is_made_here(tensors) and len(set(map(class_of, tensors))) == 1 and tensors[0] is not None:
             tensors = self.objects.made(tensors[:1])  # it asks for their types
         return self.domain.call_function(function, [tensors, device], {})

@@ -46,6 +46,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
+from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
@@ -65,6 +66,7 @@ __all__ = [
     "free_unbacked_symbols",
     "graph_break",
     "group_tensors_by_device_and_dtype",
+    "has_foreach_support",
     "set_eval_frame",
     "tree_leaves",
     "skip_code",
