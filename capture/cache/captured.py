@@ -460,7 +460,7 @@ class Captured:
         alike = [segment for segment in self.segments if modules.issuperset(id(module()) for module in segment.modules)]
         hits = {program: count for program, _, count in self.entry.targets}
         others = [(each, hits.get(each.guards.program, 0)) for each in self.segments if each not in alike]
-        for segment in self.short_lived.idle(others, self.call_number):
+        for segment in [] if self.root else self.short_lived.idle(others, self.call_number):
             self.forget(segment)
         failed = failures(alike, args, kwargs)
         if failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside_eager import regions_of
+from beside_eager import by_gates_alone, regions_of
 from module_spellings import MODULES
 from spellings import BROKEN, E
 from table import Runner
@@ -182,6 +182,7 @@ def test_cut_otherwise():
 def test_what_lowers_it(monkeypatch, name, off):
     """Without it the layer is captured as it was written."""
     off(monkeypatch)
+    by_gates_alone(monkeypatch)
     _, regions = regions_of(MODULES[name].function)
     assert not any(region.lowered for region in regions)
 
