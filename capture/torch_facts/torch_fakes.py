@@ -144,7 +144,7 @@ class Fakes(FakeTensorMode):
         if self.cache_enabled or self.in_kernel_invocation:
             return super().dispatch(func, types, args, kwargs)
         asked = super().dispatch
-        return self.pointwise.result(lambda: asked(func, types, args, kwargs), func, args, kwargs)
+        return self.pointwise.result(lambda args: asked(func, types, args, kwargs), func, args, kwargs)
 
     def note_write(self, written: torch.Tensor) -> None:
         self.writes[storage_of(written)] += 1

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .torch_private import depends_on_values
+
 CONVERSIONS = {"aten::_to_copy"}
 OPTIONS = (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -33,21 +35,49 @@ class PointwiseOnRows:
         self.mode = mode
         self.dtypes: dict[Hashable, torch.dtype | None] = {}  # kind -> its result's; None: it looks otherwise
 
-    def result(self, torchs: Callable[[], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an operator gives that has symbols among its arguments. torchs: asks torch."""
+    def result(self, torchs: Callable[[Any], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an operator gives that has symbols among its arguments. torchs: asks torch, of these
+        positional ones."""
         if not is_pointwise(func):
-            return torchs()
+            return torchs(args)
+        args = self.spread(args)
         like = broadest([each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)])
         kind = kind_of(func, args, kwargs) if like is not None else None
         if like is None or kind is None:
-            return torchs()
+            return torchs(args)
         if (dtype := self.dtypes.get(kind)) is not None:
             meta = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
             return FakeTensor(self.mode, meta, like.device)
-        found = torchs()
+        found = torchs(args)
         if kind not in self.dtypes:
             self.dtypes[kind] = found.dtype if looks_like(found, like) else None
         return found
+
+    def spread(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Rows of unknown number that meet a known number of them are as many, or one that is spread over these. The
+        result has the known number, and nothing is said of the unknown one. (torch would take it that they are as many
+        wherever they are counted.)"""
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        if len(tensors) < 2:
+            return args
+        return [self.as_many(each, tensors) if isinstance(each, torch.Tensor) else each for each in args]
+
+    def as_many(self, rows: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not is_dense(rows) or not depends_on_values(rows.shape[0]):
+            return rows
+        beside = (other.shape[-rows.dim()] for other in others if other.dim() >= rows.dim())
+        number = next((size for size in beside if is_several(size)), None)
+        if number is None:
+            return rows
+        meta = torch.empty_strided((number, *rows.shape[1:]), rows.stride(), dtype=rows.dtype, device="meta")
+        return FakeTensor(self.mode, meta, rows.device)
+
+
+def is_several(size: Any) -> bool:
+    """Whether a size is certainly known, and not 1."""
+    if type(size) is int:
+        return size != 1
+    return not depends_on_values(size) and size.node.shape_env.bound_sympy(size.node.expr).lower > 1
 
 
 def looks_like(found: Any, like: torch.Tensor) -> bool:
