@@ -34,6 +34,7 @@ from moebius.lowering.experts.stacking import (
 from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.memo import MEMO
 from moebius.lowering.step.arrays import array_item, array_numbers
+from moebius.lowering.step.assumed_sizes import require_equal, rows_between
 from moebius.lowering.step.branches import chosen, require_branch
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import custom_operator_name, set_grad_enabled
@@ -352,6 +353,8 @@ declare("project", "input, weight, offsets, bias=None, hit=None", functions=[pro
 declare("draw_noise", "offsets, *dropouts", functions=[draw_noise])
 declare("chosen", "condition, one, other", functions=[chosen])
 declare("require_branch", "value, expected, place, *live", functions=[require_branch])
+declare("require_equal", "one, other, place", functions=[require_equal])
+declare("rows_between", "size, start, end, step", functions=[rows_between])
 declare("expert_loop", "body, source, carried=(), captures=()", functions=[expert_loop], alias=True)
 
 ELEMENTWISE = frozenset(
@@ -362,7 +365,8 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 PRODUCTS = frozenset({"linear", "matmul", "addmm"})  # of rows with a matrix
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
-CONTROL = frozenset({"set_grad_enabled", "skip_iteration", "require_branch", "expert_loop", "dropout", "draw_noise"})
+CONTROL = frozenset({"set_grad_enabled", "skip_iteration", "require_branch", "require_equal", "expert_loop", "dropout",
+                     "draw_noise"})  # fmt: skip
 
 
 def read_call(node: Any) -> Call | None:
@@ -476,6 +480,7 @@ def is_size(node: fx.Node) -> bool:
 # What a person would call nodes of ours; the others by their names.
 OURS = {
     "require_branch": "a branch on data",
+    "require_equal": "sizes that have to be equal",
     "skip_iteration": "a `continue` on data",
     "expert_loop": "a loop over experts",
 }

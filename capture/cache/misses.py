@@ -6,13 +6,14 @@ import functools
 import weakref
 from typing import Any
 
-from moebius.lowering.step import BranchError, ReachedElsewhereError
+from moebius.lowering.step import BranchError, ReachedElsewhereError, UnequalSizesError
 
 from ..trace.assumptions import FOREIGN, LEFT_OUT, Assumptions
 from ..trace.segment import Segment
 from .interfaces import Captured
 
-MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; one that ends a ``while`` loop has none
+# Of one branch on data, or of sizes that meet, before it is a graph break; one that ends a ``while`` loop has none.
+MAX_MISSES = 2
 RARE = 20  # a branch on data that leaves its graph once in so many calls changes nothing
 
 
@@ -32,6 +33,8 @@ def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> No
         return
     if isinstance(error, BranchError):
         went_otherwise(owner, error, program)
+    elif isinstance(error, UnequalSizesError):
+        met_otherwise(owner, error, program)
     elif isinstance(error, ReachedElsewhereError):
         capture_again(owner, str(error))
     else:
@@ -75,14 +78,13 @@ def capture_again(captured: Captured, found: str, hint: str = "") -> None:
 def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None:
     """A branch on data left its graph. A rare event changes nothing; else the step is captured again with the
     branch as it went now, and with a graph break at a branch that keeps changing."""
-    segment = next((s for s in captured.segments if s.guards.program is program), None)
-    if segment is None or segment.failures is None:
-        return
-    side_exit = segment.failures.exits[error.place]
     branch = error.place.rpartition(", ")[0]
-    misses = captured.misses[branch] = captured.misses.get(branch, 0) + 1
-    if captured.entry.hits - segment.hits_before >= RARE * misses:
+    found = too_often(captured, branch, program)
+    if found is None:
         return
+    segment, misses = found
+    assert segment.failures is not None  # it has told this
+    side_exit = segment.failures.exits[error.place]
     captured.tell_recompile(
         "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
         "use torch.where, or keep the branch out of the step",
@@ -92,3 +94,24 @@ def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None
         captured.assumptions.unpredictable.add(branch)
     captured.forget(segment)
     captured.left = [segment]
+
+
+def met_otherwise(captured: Captured, error: UnequalSizesError, program: Any) -> None:
+    """Two sizes were not equal. A rare event changes nothing; else the operator is a graph break from now on."""
+    found = too_often(captured, error.place, program)
+    if found is not None and found[1] > MAX_MISSES:
+        file, _, line = error.place.partition(" in ")[0].rpartition(":")
+        was = f"{error.one} and {error.other}"
+        hint = "select rows by a mask over all of them, so that their number is known"
+        captured.tell_recompile("sizes that an operator met", "are equal", was, file, int(line), hint)
+        captured.assumptions.unpredictable.add(error.place)
+        captured.forget(found[0])
+
+
+def too_often(captured: Captured, place: str, program: Any) -> tuple[Segment, int] | None:
+    """What was captured with these guards, and how often the data was otherwise at the place; None: seldom."""
+    segment = next((s for s in captured.segments if s.guards.program is program), None)
+    if segment is None:
+        return None
+    misses = captured.misses[place] = captured.misses.get(place, 0) + 1
+    return None if captured.entry.hits - segment.hits_before >= RARE * misses else (segment, misses)

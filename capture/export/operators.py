@@ -43,7 +43,9 @@ from moebius.lowering.step import (
     leave_autocast,
     require_accumulated,
     require_branch,
+    require_equal,
     require_gradients,
+    rows_between,
     set_backward,
     set_data,
     set_gradient,
@@ -150,10 +152,11 @@ OURS: dict[str, Callable[..., Any]] = {
     f"moebius.{function.__name__}": function
     for function in (
         expert_loop, skip_iteration, autograd_function, backward_place, by_autocast, function_transform, leave_autocast,
-        backward_with_hooks, gradient_of, keep, require_accumulated, require_branch, require_gradients, set_backward,
-        set_data, set_gradient, experts, experts_rows, experts_of_parts, stack_experts, sort_slots, project, draw_noise,
-        join_blocks, in_set_order, chosen, array_item, array_numbers, cat_present, how_many, no_rows, block_experts,
-        block_offsets, experts_that_ran, of_iterations_that_ran, rows_if, blocks_apart,
+        backward_with_hooks, gradient_of, keep, require_accumulated, require_branch, require_equal, require_gradients,
+        set_backward, set_data, set_gradient, experts, experts_rows, experts_of_parts, stack_experts, sort_slots,
+        project, draw_noise, join_blocks, in_set_order, chosen, array_item, array_numbers, cat_present, how_many,
+        no_rows, block_experts, block_offsets, experts_that_ran, of_iterations_that_ran, rows_if, blocks_apart,
+        rows_between,
     )
 } | {
     "torch.Size": torch.Size,

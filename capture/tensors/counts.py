@@ -28,6 +28,18 @@ def unknown_numbers(world: torch_fakes.FakeWorld, tensor: Any) -> list[Any]:
     return [unknown_number(world, tensor) for _ in range(tensor.fake.shape[0])]
 
 
+def number_in(tensor: Any) -> Any:
+    """The int in a tensor of one element: the same one as long as nothing was written into it."""
+    operations = tensor.operations
+    world, scope = operations.world, operations.writer.scope
+    if torch_private.storage_of(tensor.fake) in operations.uncounted:
+        return unknown_number(world, tensor)
+    place = id(tensor.fake), world.writes_into(tensor.fake)
+    if place not in scope.numbers:
+        scope.numbers[place] = unknown_number(world, tensor)
+    return scope.numbers[place]
+
+
 def unknown_number(world: torch_fakes.FakeWorld, tensor: Any) -> Any:
     """An int that a tensor holds: of one that counts it is known not to be negative."""
     counted = never_negative(tensor.node, tensor.operations.uncounted)

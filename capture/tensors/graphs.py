@@ -64,6 +64,8 @@ class GraphScope:
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
         self.expressions: dict[Any, Any] = {}
+        self.numbers: dict[tuple[int, float], Any] = {}  # read in it of a tensor of one, by how often that was written
+        self.held_equal: set[frozenset[Any]] = set()  # pairs of sizes that it compares already
         self.taken: dict[str, int] = {}  # names of placeholders, and how many more were to have each
         self.anchor: fx.Node | None = None  # placeholders go after it
         self.noted: set[str] = set()  # what happened in it, or in a graph within: ``autograd_joins``

@@ -35,7 +35,7 @@ from . import packed, recurrent, tensor_class
 from .aliases import Aliases
 from .bounds import Bound, like_one_hot, open_classes, sizes_of_new
 from .comparisons import QUESTIONS, asked
-from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
+from .counts import BINCOUNTS, INTEGERS, bins, known_few, number_in, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
 from .eithers import as_arguments
@@ -273,7 +273,7 @@ class TensorOperations:
         if (known := packed.sequences_of(proxy.node)) is not None:
             return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
-            return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
+            return self.record("call_method", "item", (proxy,), {}, number_in(proxy))
         return self.numbers.item_of(proxy)
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -382,7 +382,7 @@ class TensorOperations:
 
     def refuse_handled(self, function: Any, error: Exception) -> None:
         """A graph break if a handler of the user's would see an error of fakes, whose words are not the operator's."""
-        error.args = tuple(a.replace("FakeTensor", "Tensor") if is_kind(a, str) else a for a in error.args)
+        error.args = tuple(self.world.told(a) if is_kind(a, str) else a for a in error.args)
         if self.is_handled():
             raise Break(
                 "operator that raises",

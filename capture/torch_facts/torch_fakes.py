@@ -37,6 +37,7 @@ from .torch_private import (
     ON_FAKES,
     PASSED_OVER,
     depends_on_values,
+    expression,
     is_simulated,
     is_symbolic,
     of_one_rank,
@@ -45,8 +46,9 @@ from .torch_private import (
     tree_leaves,
     version_of,
 )
+from .torch_relations import Relations, Sizes, nothing_to_hold, nowhere
 from .torch_scripts import Scripted
-from .torch_sizes import limits, told
+from .torch_sizes import told
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
 NO_CONTEXT = contextlib.nullcontext()
@@ -108,6 +110,9 @@ class Fakes(FakeTensorMode):
         self.written: list[torch.Tensor] = []  # (kept: a storage that is freed leaves its number to another)
         self.ran = 0  # operators
         self.counts_nothing = False  # whether no count of values is known
+        self.given: tuple[Any, ...] = ()  # to the operator that runs now
+        self.between: dict[tuple[Any, ...], Any] = {}  # how many rows lie between two numbers
+        self.counted: dict[Any, tuple[Any, ...]] = {}  # by its symbol: of how many, from, to, in steps of
         # by id: what was squeezed along an axis of which only the running step knows whether it has size 1, and what
         # is made of it: it may have an axis less than its fake
         self.rank_in_doubt: dict[int, torch.Tensor] = {}
@@ -141,10 +146,40 @@ class Fakes(FakeTensorMode):
             self.note_write(each)
         # torch's cache finds nothing by symbols, which are new each time; making an entry computes the result twice
         self.cache_enabled = not has_symbols((*args, *kwargs.values()))
-        if self.cache_enabled or self.in_kernel_invocation:
-            return super().dispatch(func, types, args, kwargs)
         asked = super().dispatch
-        return self.pointwise.result(lambda args: asked(func, types, args, kwargs), func, args, kwargs)
+        if self.cache_enabled or self.in_kernel_invocation:
+            return asked(func, types, args, kwargs)
+        with self.giving(args, kwargs):
+            result = self.pointwise.result(lambda args: asked(func, types, args, kwargs), func, args, kwargs)
+        if func is torch.ops.aten.slice.Tensor:
+            self.compare_slices(result, *args, **kwargs)
+        return result
+
+    def compare_slices(
+        self, result: torch.Tensor, of: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+    ) -> None:
+        """Between the same two numbers lie as many rows of each tensor that has as many. (torch says each time that it
+        does not know how many.)"""
+        size, given = result.shape[dim], (of.shape[dim], start, end, step)
+        if depends_on_values(size):
+            key = tuple(expression(one) if is_symbolic(one) else one for one in given)
+            self.counted[expression(size)] = given
+            torch._check(size == self.between.setdefault(key, size))
+
+    @contextlib.contextmanager
+    def giving(self, *given: Any) -> Iterator[None]:
+        """Inside, an operator runs that was given this."""
+        outer, self.given = self.given, given
+        try:
+            yield
+        finally:
+            self.given = outer
+
+    def sizes_given(self) -> set[Any]:
+        """The sizes, and the numbers, that the operator which runs now was given, as expressions."""
+        leaves = tree_leaves(self.given)
+        sizes = [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
+        return {expression(size) for size in sizes if type(size) in (int, torch.SymInt)}
 
     def note_write(self, written: torch.Tensor) -> None:
         self.writes[storage_of(written)] += 1
@@ -188,65 +223,6 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[F
 WRITTEN: dict[Any, list[tuple[int, str]]] = {}
 
 
-class Relations(list):
-    """What a ShapeEnv has assumed of its sizes so far. places: for each, what ``where`` gave as it came."""
-
-    def __init__(self, where: Callable[[], Any]) -> None:
-        super().__init__()
-        self.where, self.places = where, list[Any]()
-
-    def append(self, relation: Any) -> None:
-        super().append(relation)
-        self.places.append(self.where())
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)  # for the key of torch's cache on disk: the trace is none of its business
-
-
-class Sizes(ShapeEnv):
-    """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does.
-
-    regions: those that the trace is in. ``holds`` of each has the conditions that are certain in it, with their truth.
-    """
-
-    regions: Sequence[Any] = ()
-
-    def _get_user_frame(self) -> None:
-        return None
-
-    def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
-        """What branches around say answers first, and is kept nowhere. (What torch can do without, it does: a layout
-        that is known in a branch alone would stay with the tensor.)"""
-        if self.regions and not size_oblivious and fallback_value is None:
-            known = dict(self.ranges_here())
-            if not known.keys().isdisjoint(sym_node.expr.free_symbols):
-                before, self.var_to_range = self.var_to_range, {**self.var_to_range, **known}
-                try:
-                    bounds = self.bound_sympy(sym_node.expr)
-                finally:
-                    self.var_to_range = before
-                if bounds.is_singleton():
-                    return bounds.lower
-        return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
-
-    def ranges_here(self) -> Iterator[tuple[sympy.Symbol, Any]]:
-        """The symbols of which branches say more than was known, with the range that each is in."""
-        limited = [limit for region in self.regions for one in region.holds for limit in limits(*one)]
-        for symbol in {symbol: None for symbol, *_ in limited if symbol in self.var_to_range}:
-            whole = self.var_to_range[symbol]
-            low, high = whole.lower, whole.upper
-            for _, least, most, other in (limit for limit in limited if limit[0] == symbol):
-                low = low if least is None else sympy.Max(low, least)
-                high = high if most is None else sympy.Min(high, most)
-                low += int(other == low)
-            if low <= high:
-                yield symbol, type(whole)(low, high)
-
-
-def nowhere() -> None:
-    """No line: the trace is over. (A ShapeEnv lives as long as what was captured, and must hold no trace.)"""
-
-
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
@@ -267,6 +243,7 @@ class FakeWorld:
         self.regions = self.shape_env.regions = list[Any]()  # that are open: who records them keeps it
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.mode.counts_nothing = on_a_mesh
+        self.shape_env.given, self.counted = self.mode.sizes_given, self.mode.counted
         self.known = KnownResults(lambda meta, device: FakeTensor(self.mode, meta, device), self.mode.note_write)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
@@ -344,7 +321,8 @@ class FakeWorld:
         if not backward and not symbols:
             with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
-        with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
+        recorder, python = self.recorder or NO_CONTEXT, enable_python_dispatcher()
+        with self.mode.giving(args, kwargs), ON_FAKES, self.mode, recorder, python:
             return function(*args, **kwargs)
 
     def call_known(
@@ -419,6 +397,7 @@ class FakeWorld:
         """Of the trace, which is over, and of the stack on which torch made the mode: from CPython 3.13 on its records
         hold the code of each frame, whose constants may hold what it goes on in."""
         self.relations.where, self.regions, self.shape_env.regions = nowhere, [], ()
+        self.shape_env.assume = nothing_to_hold
         self.mode._stack_trace = StackSummary()
 
     def forget_pending(self) -> None:

@@ -117,6 +117,7 @@ NAMES = {
     "torch.fx.experimental.symbolic_shapes.DimDynamic": "which sizes are symbolic",
     "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode": "Python asks for a number that nobody knows",
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": "symbolic sizes",
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._maybe_guard_rel": "what is taken to be so of sizes",
     "torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext": "which sizes are symbolic",
     "torch.fx.experimental.symbolic_shapes._constrain_range_for_size": "a number that is a size",
     "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols": "numbers that only the running step knows",

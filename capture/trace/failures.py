@@ -21,8 +21,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering import Lowered, Storage, apply, computes, where_raised
-from moebius.lowering.step import BranchError, MissingGradientError, leave_autocast
-from moebius.lowering.step.arrays import LargeNumberError
+from moebius.lowering.step import BranchError, InPythonError, MissingGradientError, UnequalSizesError, leave_autocast
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
@@ -105,7 +104,7 @@ class FailureHandler:
             left(self, self.exits[error.place].counts)
             return self.exits[error.place].go_on(error.live, args, kwargs)
         reached = locate(error, self.lowered, inputs)
-        if is_kind(error, MissingGradientError):
+        if is_kind(error, MissingGradientError | UnequalSizesError):
             self.missed(error)
         if reached is None:
             error.add_note(
@@ -158,7 +157,7 @@ class FailureHandler:
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
         chain = connected(trace.stopped, generators=True)
-        if is_kind(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
+        if is_kind(error, MissingGradientError | InPythonError):  # nothing of the user's failed: Python goes on
             if len(chain) < len(trace.stopped):
                 raise CannotResume("it was called from a function that C code called")
             emitter, again = Emitter(trace.objects, len(args), tuple(kwargs)), advancing(chain)

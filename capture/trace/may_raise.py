@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch import fx
 
 from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
 from moebius.lowering import computes
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.step.arrays import asks_plain_python
+from moebius.lowering.step import asks_plain_python, require_equal
 from moebius.lowering.step.gathered import end_of
 
 from ..bytecode.liveness import accesses, read_by_name
@@ -34,10 +35,10 @@ from ..tensors.array_calls import is_followed
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from ..tensors.failing import may_raise_on_data
 from ..tensors.graphs import GraphScope
-from ..torch_facts import torch_private
+from ..torch_facts import torch_private, torch_sizes
 from ..values.number_methods import NumberMethod
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, TensorProxy, decided_by_data
+from ..values.values import ATOMS, Break, TensorMethod, TensorProxy, decided_by_data
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected
 
@@ -69,8 +70,8 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     if trace.tried[place] > MAX_TURNS:
         detail = f"{name} was tried {MAX_TURNS} times, and goes well on any tensor of these sizes"
         raise Break("loop that an error may end", detail, "it runs natively; ask for the size first", IN_EACH_TURN)
-    loops, again = trace.domain.loops.open, False
-    if loops and loops[0].frame in frames:  # what fails in a loop over experts goes on from before the loop
+    loops = [loop for loop in trace.domain.loops.open[:1] if loop.frame in frames]
+    if loops:  # what fails in a loop over experts goes on from before the loop
         within = frames.index(loops[0].frame) + 1
         own, program = loops[0].frame, loops[0].frame.program
         tries = program.handler_at(own.pc) != program.handler_at(loops[0].start) and is_in_handler(own)
@@ -78,11 +79,12 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
             detail = f"{name} may fail in an iteration, which handles that"
             raise Break("expert loop with a handler in it", detail, "let the iteration ask for what may fail")
         del frames[within:]
-        again = can_run_again(trace.writer.scope)
     stacks = trace.domain.stacks
     stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
     lost = frames[len(connected(stopped, generators=True)) :]
-    if is_number and (lost or not (again or asks_alone(stopped[-1]))):
+    if is_number and (lost or not (can_run_again(trace.writer.scope) if loops else asks_alone(stopped[-1]))):
+        if target is require_equal:
+            raise asks_of_sizes(*map(torch_private.expression, args[:2]))
         raise Break(
             "number of numpy's",
             f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
@@ -95,6 +97,14 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
             f"{name} in {found.code.co_qualname}",
             "it runs natively, and a handler sees its error; a function that is called by its name may have one",
         )
+
+
+def asks_of_sizes(one: Any, other: Any) -> Break:
+    """The graph break at an operator that runs with two sizes that are equal, and with others."""
+    relation = sympy.Eq(one, other, evaluate=False)
+    asked = torch_sizes.of_symbols(relation, relation.free_symbols)
+    hint = "select rows with torch.where or a mask, so that their number is known; or compare the sizes before"
+    return Break("data-dependent operator", f"it asks whether {asked}", hint)
 
 
 def can_run_again(scope: GraphScope) -> bool:
@@ -112,15 +122,16 @@ def is_unseen(node: fx.Node) -> bool:
 
 
 def asks_alone(place: FrameSnapshot) -> bool:
-    """Whether the frame's instruction does nothing before it asks an array for its numbers: it can run once more."""
+    """Whether the frame's instruction does nothing before it asks an array for its numbers, or a tensor for its sizes:
+    it can run once more."""
     name, stack = place.frame.program.instructions[place.pc].opname, place.stack
     if name in ("GET_ITER", "UNPACK_SEQUENCE"):
         return is_a(stack[-1], Array)
     if name == "FOR_ITER":
         return is_a(stack[-ITERATOR_PLACES], ArrayRows)
-    if name.startswith("BINARY_SUBSCR"):
-        return is_a(stack[-2], Array)
-    numbers = (Number, Array, np.ndarray, torch.SymInt, torch.SymFloat, *ATOMS)
+    if name.startswith(("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE")):
+        return is_a(stack[-3 if "SLICE" in name else -2], Array, TensorProxy)
+    numbers = (Number, Array, np.ndarray, torch.SymInt, torch.SymFloat, TensorProxy, *ATOMS)
     if name in ("BINARY_OP", "COMPARE_OP"):
         return all(is_a(value, *numbers) for value in stack[-2:])
     if name.startswith("UNARY_"):
@@ -130,9 +141,14 @@ def asks_alone(place: FrameSnapshot) -> bool:
         return False
     plain = (ArrayNumber, TensorProxy, tuple, dict, slice, type, np.dtype, torch.nn.ModuleList, *TAILED, *numbers)
     callee = stack[position]
-    known = is_a(callee, ArrayMethod, NumberMethod, type, types.BuiltinFunctionType)
-    known = known or is_followed(callee)
+    known = is_a(callee, ArrayMethod, NumberMethod, TensorMethod, type, types.BuiltinFunctionType)
+    known = known or is_followed(callee) or is_of_torch(callee)
     return known and all(value is NULL or is_a(value, *plain) for value in stack[position + 1 :])
+
+
+def is_of_torch(callee: Any) -> bool:
+    """Whether it is a function of torch's; the trace went into none that it stands before, and so has it as a node."""
+    return is_a(callee, types.FunctionType) and str(callee.__module__).partition(".")[0] == "torch"
 
 
 def is_a(value: Any, *kinds: type) -> bool:

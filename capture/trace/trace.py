@@ -42,6 +42,7 @@ from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
+from .assumed_sizes import AssumedSizes
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
@@ -134,6 +135,7 @@ class Trace:
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[FrameSnapshot] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
+        AssumedSizes(self, self.world)
         gradients.live, gradients.holds_live = self.speculation.live, assumptions.holds_live
         if assumptions.speculates:
             self.tensors.speculate = self.speculation.decide

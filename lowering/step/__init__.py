@@ -7,6 +7,7 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 
 from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
 from moebius.lowering.step.asked import ASKED
+from moebius.lowering.step.assumed_sizes import UnequalSizesError, require_equal, rows_between
 from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, attempted, chosen, either, require_branch
@@ -31,16 +32,20 @@ from moebius.lowering.step.gradients import (
     set_gradient,
 )
 from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated
+from moebius.lowering.step.in_python import InPythonError, asks_plain_python
 from moebius.lowering.step.notes import new_notes, note_side
 
 __all__ = [
     "ASKED",
     "ROLES",
     "BranchError",
+    "InPythonError",
     "MissingGradientError",
     "RankHook",
     "ReachedElsewhereError",
+    "UnequalSizesError",
     "asks_of_each",
+    "asks_plain_python",
     "attempted",
     "autocast_now",
     "autograd_function",
@@ -66,10 +71,12 @@ __all__ = [
     "put_back_mode",
     "require_accumulated",
     "require_branch",
+    "require_equal",
     "require_given",
     "require_gradients",
     "require_known",
     "role_of",
+    "rows_between",
     "set_backward",
     "set_data",
     "set_gradient",

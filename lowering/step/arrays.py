@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import fx
 
+from moebius.lowering.step.in_python import InPythonError
+
 DISPATCHER = type(np.mean)  # of numpy's functions that other libraries may answer; most are Python code
 MOST = 1 << 53  # sums of a thousand such numbers are what numpy's 64 bits give
 
 
-class LargeNumberError(ArithmeticError):
-    """No error of the user's: a captured step goes on as plain Python from here."""
+class LargeNumberError(InPythonError):
+    """numpy would give, or say, something else than the graph."""
 
 
 def array_numbers(tensor: torch.Tensor) -> list[int]:
@@ -148,11 +150,6 @@ def computed_array(function: Callable[..., Any], template: tuple, named: dict[st
 
     of_arrays.__name__ = of_arrays.__qualname__ = getattr(function, "__name__", "of_arrays")
     return of_arrays
-
-
-def asks_plain_python(target: Any) -> bool:
-    """Whether a node's function may say that plain Python is to go on from there."""
-    return getattr(target, "__module__", None) == __name__ and target is not array_item
 
 
 def all_finite(value: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moebius import capture, stats
-from moebius.lowering.step import arrays
+from moebius.lowering.step import arrays, asks_plain_python
 from moebius.tensors import numbers
 from moebius.values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 
@@ -230,5 +230,5 @@ def test_with_a_look_switched_off_the_answer_is_another(monkeypatch, off):
 
 
 def test_which_nodes_plain_python_may_be_asked_for():
-    assert arrays.asks_plain_python(arrays.computed_quietly(np.cos))
-    assert not arrays.asks_plain_python(torch.add)
+    assert asks_plain_python(arrays.computed_quietly(np.cos))
+    assert not asks_plain_python(torch.add)
