@@ -346,7 +346,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
             if type(obj) not in FIXED:
                 self.heap.read(OWN, obj, None, None)
             return obj
-        (self.refuse_loop if iterated else self.refuse_growing)(record)
+        self.refuse_growing(record, iterated)
         shadow = self.shadow(record)
         self.heap.read("whole", record.obj, None, whole_items(shadow))
         return shadow

@@ -144,17 +144,11 @@ class VaryingPlaces(Store):
         """Lists from before to which the step has added something: logs. Another way through the step reads them."""
         return {r.source.name for r in self.every_record() if type(r.obj) in RINGS and (r.appends or r.late)}
 
-    def refuse_growing(self, record: Record) -> None:
-        """A graph break where one of these is to be read as a whole."""
-        self.refuse_if_growing(record, "read as a whole")
-
-    def refuse_loop(self, record: Record) -> None:
-        """The same where a loop is to go through one."""
-        self.refuse_if_growing(record, "gone through", IN_EACH_TURN)
-
-    def refuse_if_growing(self, record: Record, what: str, in_each_iteration: str = "") -> None:
+    def refuse_growing(self, record: Record, in_loop: bool = False) -> None:
+        """A graph break where one of these is to be read as a whole. in_loop: where a loop is to go through it."""
         if self.is_growing(record):
-            self.refuse_container(record.source.name, type(record.obj), what, in_each_iteration)
+            what = ("gone through", IN_EACH_TURN) if in_loop else ("read as a whole", "")
+            self.refuse_container(record.source.name, type(record.obj), *what)
 
     def refuse_walk(self, name: str, kind: type) -> None:
         """The same where an iterator from before goes through what is another in each call. name: of what is ahead."""

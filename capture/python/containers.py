@@ -364,7 +364,7 @@ class Containers(Sets):
     def native_iter(self, value: Any, in_loop: bool = False) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
         if (record := self.objects.record_of(value)) is not None:
-            (self.objects.refuse_loop if in_loop else self.objects.refuse_growing)(record)
+            self.objects.refuse_growing(record, in_loop)
         if is_kind(value, View) and not in_loop:
             value.refuse("the items")
         iterator = self.get_iter(value)
