@@ -35,6 +35,7 @@ from .tracebacks import (
     chain_context,
     converted_by_shell,
     empty,
+    entries_of,
     strip,
     thrown_into_fresh,
     with_variables,
@@ -533,12 +534,8 @@ TRACEBACK_APART = sys.version_info < (3, 12)
 
 def raised_by_handler(exc: BaseException) -> bool:
     """Whether an opcode handler's own code raised it: the innermost frame of the traceback is a handler's."""
-    trace = GET_TRACEBACK(exc)
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_globals.get("__name__", "").startswith(HANDLER_MODULES)
+    entries = [*entries_of(GET_TRACEBACK(exc))]
+    return bool(entries) and entries[-1].tb_frame.f_globals.get("__name__", "").startswith(HANDLER_MODULES)
 
 
 HANDLER_MODULES = f"{__package__}.opcodes."

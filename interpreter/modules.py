@@ -8,7 +8,7 @@ from typing import Any
 
 from .private_builtins import ORIGINAL as builtins
 from .protocols import Machine
-from .tracebacks import GET_TRACEBACK, SET_TRACEBACK
+from .tracebacks import GET_TRACEBACK, SET_TRACEBACK, entries_of, linked
 
 # importlib.__import__ is importlib's Python form of builtins.__import__
 PYTHON_IMPORT = importlib.__import__
@@ -33,15 +33,10 @@ def import_interpreted(machine: Machine, name: str, globals_: Any, locals_: Any,
 
 def trim(error: BaseException) -> None:
     """Leave importlib's own frames out of the traceback (Python/import.c remove_importlib_frames)."""
-    entries = []
-    trace = GET_TRACEBACK(error)
-    while trace is not None:
-        entries.append(trace)
-        trace = trace.tb_next
     always = isinstance(error, ImportError)
     kept: list[TracebackType] = []
     pending: list[TracebackType] = []
-    for entry in entries:
+    for entry in entries_of(GET_TRACEBACK(error)):
         code = entry.tb_frame.f_code
         if code.co_filename in ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"):
             pending.append(entry)
@@ -50,8 +45,4 @@ def trim(error: BaseException) -> None:
         else:
             kept += [*pending, entry]
             pending = []
-    kept += pending
-    result = None
-    for entry in reversed(kept):
-        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    SET_TRACEBACK(error, result)
+    SET_TRACEBACK(error, linked([*kept, *pending]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import gc
 import sys
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 from weakref import ref
@@ -83,14 +84,26 @@ def named_as(code: CodeType, instructions: bytearray) -> CodeType:
     )
 
 
+def entries_of(trace: TracebackType | None, end: TracebackType | None = None) -> Iterator[TracebackType]:
+    """The entries of a traceback, up to `end`: that of the outermost frame first."""
+    while trace is not None and trace is not end:
+        yield trace
+        trace = trace.tb_next
+
+
+def linked(entries: Sequence[TracebackType], rest: TracebackType | None = None) -> TracebackType | None:
+    """A traceback of these entries and the rest; an entry that leads on so already is in it itself."""
+    for entry in reversed(entries):
+        if entry.tb_next is not rest:
+            entry = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        rest = entry
+    return rest
+
+
 def places_of(trace: TracebackType | None) -> TracebackType | None:
     """A traceback of the same places, whose frame objects have no variables and no callers."""
-    entries = []
-    while trace is not None:
-        entries.append(trace)
-        trace = trace.tb_next
     found: TracebackType | None = None
-    for entry in reversed(entries):
+    for entry in reversed([*entries_of(trace)]):
         code = entry.tb_frame.f_code
         stub = named_as(code, stub_instructions(code, place_of_resume(entry.tb_lasti)))
         native = call_outside(FunctionType(stub, entry.tb_frame.f_globals)).gi_frame
@@ -194,20 +207,13 @@ def empty(native: FrameType, frame: Frame) -> None:
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:
     """Drop the machine's entries, up to `clean`: an entry from which on the traceback is known to be clean."""
     kept: list[TracebackType] = []
-    while trace is not None and trace is not clean:
-        if not is_machine_module(trace.tb_frame):
-            kept.append(trace)
-        else:
-            fresh = fresh_frame(trace.tb_frame)
-            if fresh is not None:
-                kept.append(add_entry(fresh, None, True))
-        trace = trace.tb_next
-    result = trace
-    for entry in reversed(kept):
-        if entry.tb_next is not result:
-            entry = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-        result = entry
-    return result
+    for entry in entries_of(trace, clean):
+        trace = entry.tb_next
+        if not is_machine_module(entry.tb_frame):
+            kept.append(entry)
+        elif (fresh := fresh_frame(entry.tb_frame)) is not None:
+            kept.append(add_entry(fresh, None, True))
+    return linked(kept, trace)
 
 
 def without_first(trace: TracebackType | None, count: int) -> TracebackType | None:
@@ -226,11 +232,8 @@ def fresh_frame(native: FrameType) -> Frame | None:
 
 def thrown_into_fresh(trace: TracebackType | None, clean: TracebackType | None) -> bool:
     """Whether the exception comes out of a generator that never ran: it raised it, with its own context."""
-    while trace is not None and trace is not clean:
-        if is_machine_module(trace.tb_frame) and fresh_frame(trace.tb_frame) is not None:
-            return True
-        trace = trace.tb_next
-    return False
+    entered = (entry.tb_frame for entry in entries_of(trace, clean))
+    return any(is_machine_module(frame) and fresh_frame(frame) is not None for frame in entered)
 
 
 def converted_by_shell(exc: BaseException) -> bool:

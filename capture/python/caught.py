@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.tracebacks import entries_of
 
+from ..values.tracebacks import module_of
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
 # What only an object of ours, or a fake tensor, can have put into a message.
@@ -35,22 +37,20 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
     if not all(map(plain, (*error.args, *parts))) or tells_of_tracing(error):
         return False
     place = None if kind is StopIteration else error.__traceback__  # (a generator's end: no operator raises it)
-    while place is not None:
-        module = str(place.tb_frame.f_globals.get("__name__", ""))
+    for entry in entries_of(place):
+        module = module_of(entry)
         ours = "moebius.torch_facts.torch_private", "moebius.tensors.tensors"
         if module.split(".")[0] == "torch" or module in ours:
             return False
-        place = place.tb_next
     return True
 
 
 def is_of_fakes(error: BaseException) -> bool:
     """Whether torch has raised it as it answered for fake tensors or for sizes that vary: the operator may not."""
-    place, module, ours = error.__traceback__, "", ("", "")
-    while place is not None:
-        module = str(place.tb_frame.f_globals.get("__name__", ""))
-        ours = (module, place.tb_frame.f_code.co_name) if module.startswith("moebius.") else ours
-        place = place.tb_next
+    module, ours = "", ("", "")
+    for entry in entries_of(error.__traceback__):
+        module = module_of(entry)
+        ours = (module, entry.tb_frame.f_code.co_name) if module.startswith("moebius.") else ours
     interpreted = ours[0] == "moebius.interpreter.machine" or ours[1] == "reraise"
     return module.partition(".")[0] in ("torch", "sympy") and not interpreted
 

@@ -463,10 +463,8 @@ def refuse_own(error: BaseException) -> None:
 
 def own_instruction(error: BaseException) -> str:
     """The instruction of a file of ours at which the error was raised; "" if it was raised in another file."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None or not str(place.tb_frame.f_globals.get("__name__", "")).startswith("moebius."):
+    *_, place = None, *tracebacks.entries_of(error.__traceback__)
+    if place is None or not tracebacks.module_of(place).startswith("moebius."):
         return ""
     return dis.opname[place.tb_frame.f_code.co_code[place.tb_lasti]]
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from moebius.interpreter.tracebacks import GET_TRACEBACK, SET_TRACEBACK, places_of
+from moebius.interpreter.tracebacks import GET_TRACEBACK, SET_TRACEBACK, entries_of, linked, places_of
 
 
 def leave_out_ours(error: BaseException) -> None:
     """Take the entries of capture's own frames out of the exception's traceback."""
-    entries, place = [], GET_TRACEBACK(error)
-    while place is not None:
-        if not str(place.tb_frame.f_globals.get("__name__", "")).startswith("moebius."):
-            entries.append(place)
-        place = place.tb_next
-    found: TracebackType | None = None
-    for entry in reversed(entries):
-        if entry.tb_next is not found:
-            entry = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-        found = entry
-    SET_TRACEBACK(error, found)
+    entries = entries_of(GET_TRACEBACK(error))
+    SET_TRACEBACK(error, linked([entry for entry in entries if not module_of(entry).startswith("moebius.")]))
+
+
+def module_of(entry: TracebackType) -> str:
+    """The name of the module whose code runs there."""
+    return str(entry.tb_frame.f_globals.get("__name__", ""))
 
 
 def kept(error: BaseException) -> TracebackType | None:
