@@ -123,7 +123,7 @@ class Identities(Store):
             if type(record.obj) in CONTAINERS or record.writes:
                 changed.setdefault(type(record.obj), []).append(record)
         alike: dict[type, list[Record]] = {kind: [] for kind in changed}
-        for record in {id(r): r for r in self.records.values()}.values():
+        for record in self.every_record():
             if type(record.obj) in alike:
                 alike[type(record.obj)].append(record)
         for kind, written in changed.items():

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from ..hook import ABSENT
-from ..values.values import Body
 from .records import Record
-
-
-class Objects(Protocol):
-    """What is asked of the trace's objects (``objects.Objects``)."""
-
-    inside: list[tuple[Body, int]]
-    records: dict[int, Record]
-
-    def contents(self, obj: Any) -> Any: ...
-
-    def touch(self, obj: Any, *, place: HeapPlace | None = None) -> None: ...
-
-    def is_new(self, obj: Any) -> bool: ...
-
-    def dict_get(self, record: Record, key: Any) -> Any: ...
-
-    def dict_set(self, record: Record, key: Any, value: Any) -> None: ...
+from .store import Store
 
 
 class Item:
     """Of a list or dict that the trace made, or of what stands for a list from before the call; it has it already."""
 
-    def __init__(self, objects: Objects, owner: Any, where: Any):
+    def __init__(self, objects: Store, owner: Any, where: Any):
         self.objects, self.owner, self.where = objects, owner, where
         self.key = id(owner), where
 
@@ -50,7 +33,7 @@ class Item:
 class Entry:
     """Of a dict that existed before the call: an attribute of an object."""
 
-    def __init__(self, objects: Objects, record: Record, where: str):
+    def __init__(self, objects: Store, record: Record, where: str):
         self.objects, self.record, self.where = objects, record, where
         self.key, self.writes = (id(record.obj), where), record.writes
         self.written = self.writes.get(where, self)
@@ -75,7 +58,7 @@ class Entry:
 HeapPlace = Item | Entry  # key: by which two of them are one
 
 
-def item_of(objects: Objects, owner: Any, where: Any) -> Item | None:
+def item_of(objects: Store, owner: Any, where: Any) -> Item | None:
     """The item, where the branch's region can join it."""
     if not objects.inside or type(where) not in (int, str):
         return None

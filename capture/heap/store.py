@@ -26,6 +26,9 @@ class Store:
     what_is_now: Callable[[], dict[str, Callable[[Any, Any, Any], Any]]]
     enter: Callable[[Any, Source], Any]  # the trace's value for one that was found at a place
     hangs: Callable[[Any, Any], None]  # what was read in a container, or an object's dict, goes with it
+    contents: Callable[..., Any]  # a real container that stands for one, for native code
+    dict_get: Callable[[Record, Any], Any]  # the value at a key, or ABSENT
+    dict_set: Callable[[Record, Any, Any], None]
     entry_now: Callable[[Record, Any], Any]  # what is held at the key by now, ABSENT if nothing
     # a known object was found at one more place: that it is the same one is a fact of today
     met_again: Callable[[Record, Source, Any], None]
@@ -164,5 +167,4 @@ class Store:
 
     def changed_records(self) -> list[Record]:
         """Records with something to replay, each once, in the order in which they were met."""
-        unique = {id(r): r for r in self.records.values()}
-        return [r for r in unique.values() if r.changed]
+        return [r for r in self.every_record() if r.changed]
