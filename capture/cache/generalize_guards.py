@@ -158,10 +158,7 @@ def is_another_tensor(then: Any, now: Any) -> bool:
 
 def open_floats(assumptions: Assumptions, source: Source, args: tuple, kwargs: dict[str, Any]) -> None:
     """All places of a list of floats: where one of the last losses has changed, the others will."""
-    try:
-        now = fetch(source, (*args, *kwargs.values()))
-    except Exception:  # the path is gone
-        return
+    now = found_at(source, args, kwargs)
     if type(now) is list and all(type(item) is float or type(item) in NUMPY_FLOATS for item in now):
         assumptions.symbolic_places.update(f"{source.name}[{i}]" for i in range(len(now)))
 
@@ -191,10 +188,13 @@ def open_sizes(assumptions: Assumptions, fact: Fact, args: tuple, kwargs: dict[s
 
 def met(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What a fact's source leads to in this call; ABSENT: nothing, or the fact is not of one source."""
-    if fact.source is None:
-        return ABSENT
+    return ABSENT if fact.source is None else found_at(fact.source, args, kwargs)
+
+
+def found_at(source: Source, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a source leads to in this call, ABSENT for nothing."""
     try:
-        return fetch(fact.source, (*args, *kwargs.values()))
+        return fetch(source, (*args, *kwargs.values()))
     except Exception:  # the path is gone: nothing to learn from it
         return ABSENT
 

@@ -20,7 +20,7 @@ from ..heap.varying import RINGS
 from ..hook import ABSENT
 from ..trace.assumptions import Assumptions
 from ..values.formulas import Guard, Unchanged
-from .generalize_guards import met, record_name
+from .generalize_guards import found_at, met, record_name
 from .interfaces import Captured
 from .logs import warn
 
@@ -163,21 +163,21 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
         yield from of_class(*rest[:2])
     elif kind == "python" and (numbers := numbers_of(rest[0])):
         for source, few in numbers:
-            now = now_at(source, fact, args, kwargs)
+            now = now_at(source, args, kwargs)
             if type(now) in CONTAINERS:
                 continue
             if is_item(source) and isinstance(source, Part) and type(now) is bool:  # which predictions were right
-                yield source.parent.name, now_at(source.parent, fact, args, kwargs), False
+                yield source.parent.name, now_at(source.parent, args, kwargs), False
             else:
                 yield source.name, now, few
     elif fact.source is not None and (kind == "same" or is_or_was_tensor(fact, args, kwargs)):
         for container in containers_of(fact.source):
-            yield container.name, now_at(container, fact, args, kwargs), False
+            yield container.name, now_at(container, args, kwargs), False
     elif fact.source is not None and kind in ("equal", "is", "contents", "length", "keys", "python"):
         source = outer(fact.source)
         if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and is_item(source):
             source = source.parent  # which predictions were right
-        yield from a_value(source.name, now_at(source, fact, args, kwargs))
+        yield from a_value(source.name, now_at(source, args, kwargs))
 
 
 def is_longer(fact: Fact, now: Any) -> bool:
@@ -218,7 +218,7 @@ def shared_by_tensors(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> set[st
     sources = fact.sources
     if fact.source is not None and kind in ("none_of", "is_weak") and (kind == "none_of" or is_tensor(rest[1]())):
         sources = (fact.source,)
-    now = [(family(source.name), now_at(source, fact, args, kwargs)) for source in sources]
+    now = [(family(source.name), now_at(source, args, kwargs)) for source in sources]
     if not all(is_tensor(value) for _, value in now):
         return set()
     count = Counter(id(value) for _, value in now)
@@ -233,12 +233,12 @@ def is_or_was_tensor(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a tensor stands where there was none, or the other way round: the ends of episodes in a batch."""
     if fact.source is None or fact.check[0] not in (*OF_TENSORS, "equal"):
         return False
-    around = now_at(fact.source.parent, fact, args, kwargs) if isinstance(fact.source, Part) else ()
+    around = now_at(fact.source.parent, args, kwargs) if isinstance(fact.source, Part) else ()
     if is_item(fact.source) and type(around) in (list, tuple) and len(around) <= FEW_ITEMS:
         return False  # few ways
     kind, _, known, *_ = fact.check
     then: Any = torch.Tensor if kind == "tensor" else type(known) if kind == "equal" else known
-    now = type(now_at(fact.source, fact, args, kwargs))
+    now = type(now_at(fact.source, args, kwargs))
     return now is not then and (issubclass(now, torch.Tensor) or issubclass(then, torch.Tensor))
 
 
@@ -258,8 +258,8 @@ def a_value(place: str, now: Any) -> Iterator[Change]:
         yield place, now, False
 
 
-def now_at(source: Source, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return met(Fact(fact.check, fact.made, from_arguments(source)), args, kwargs)
+def now_at(source: Source, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return found_at(from_arguments(source), args, kwargs)
 
 
 def outer(source: Source) -> Source:
