@@ -297,22 +297,16 @@ class Containers(Sets):
         kind = type(value)
         if kind in CONTAINERS:
             value = self.objects.contents(value)
-            if kind in DICTS:
-                return (
-                    {k: self.plain_contents(v) for k, v in value.items()}
-                    if any(type(v) in CONTAINERS or type(v) is tuple for v in value.values())
-                    else value
-                )
-            return (
-                kind(self.plain_contents(v) for v in value)
-                if any(type(v) in CONTAINERS or type(v) is tuple for v in value)
-                else value
-            )
-        if is_kind(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
+        elif is_kind(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
             return tuple(self.plain_contents(self.get_item(value, i)) for i in range(len(value)))
-        if kind is tuple and any(type(v) in CONTAINERS or type(v) is tuple for v in value):
-            return tuple(self.plain_contents(v) for v in value)
-        return value
+        elif kind is not tuple:
+            return value
+        parts = value.values() if kind in DICTS else value
+        if not any(type(part) in CONTAINERS or type(part) is tuple for part in parts):
+            return value
+        if kind in DICTS:
+            return {k: self.plain_contents(v) for k, v in value.items()}
+        return kind(map(self.plain_contents, value))
 
     def kept_in_an_exception(self, value: Any) -> Any:
         """What an exception that is made of the argument keeps of it: a named tuple is one still."""
