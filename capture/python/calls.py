@@ -184,7 +184,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
-        if function in IDENTITY_HASHED and (substitute := self.substitutes.get(function)) is not None:
+        if is_kind(function, IDENTITY_HASHED) and (substitute := self.substitutes.get(function)) is not None:
             return self.domain.call_function(self.substitute(substitute), args, kwargs)
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
@@ -196,7 +196,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             return self.partial(function, args, kwargs)
         if is_kind(function, SymbolicObject):
             return function.call(args, kwargs)
-        if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:
+        if is_kind(function, IDENTITY_HASHED) and (stand_in := self.lookup(function)) is not None:
             return stand_in(*args, **kwargs)
         if is_kind(function, type):
             return self.construct(function, args, kwargs)
@@ -567,11 +567,7 @@ def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 SINGLE_DISPATCH = functools.singledispatch(shares_storage).dispatch.__code__
-IDENTITY_HASHED = type(
-    "AnyHashable",
-    (),
-    {"__contains__": lambda self, f: is_kind(f, type | types.BuiltinFunctionType | types.FunctionType)},
-)()
+IDENTITY_HASHED = (type, types.BuiltinFunctionType, types.FunctionType)
 # where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit, or (a transformer
 # encoder with padded rows) in what stands at places that do not count; or (a module's call) leaves out a handler
 EAGER_ARITHMETIC = (
