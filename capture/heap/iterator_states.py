@@ -13,6 +13,7 @@ import operator
 import re
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,14 @@ from ..values.values import CannotRebuild
 COUNT = re.compile(r"count\((-?\d+)(?:, (-?\d+))?\)")  # how one of whole numbers shows itself
 WARNS = sys.version_info >= (3, 12)
 STEPPING = frozenset(map(type, (iter([]), iter(()), iter(range(0)), reversed([])))) | {enumerate, zip, reversed}
+# Iterators in C that tell, by ``__reduce__``, what they give next. (Those of a deque do not say that it has changed.)
+TELLING = frozenset(
+    type(iterator)
+    for iterator in (
+        *map(iter, ([], (), "", "\u20ac", b"", range(0), range(1 << 70), set(), OrderedDict())), reversed([]),
+        *(walk(view({})) for walk in (iter, reversed) for view in (dict.keys, dict.values, dict.items)),
+    )
+)  # fmt: skip
 TEXT = "Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14."
 
 

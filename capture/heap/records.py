@@ -22,13 +22,8 @@ SETS = (set,)
 CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
 FILLED_BY_C = (*CONTAINERS, BaseException, types.SimpleNamespace)  # whose ``__init__`` in C leaves something in them
 WITH_ITEMS = frozenset((*CONTAINERS, tuple, frozenset))
-VIEWS: tuple[type, ...] = (
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-    type(collections.OrderedDict().keys()),
-    type(collections.OrderedDict().values()),
-    type(collections.OrderedDict().items()),
+VIEWS: tuple[type, ...] = tuple(
+    type(getattr(made, name)()) for made in ({}, collections.OrderedDict()) for name in ("keys", "values", "items")
 )
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
 # Keys that hash and compare without running anybody's code, and objects that hash by identity.

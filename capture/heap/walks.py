@@ -7,7 +7,6 @@ has run, the iterator itself is advanced as often, before anything else is chang
 
 from __future__ import annotations
 
-import collections
 import gc
 import itertools
 from collections.abc import Iterator
@@ -19,33 +18,11 @@ from moebius.interpreter import STOP, is_kind
 
 from ..guards.sources import Part
 from ..values.values import ATOMS, Break
-from .iterator_states import COUNT
+from .iterator_states import COUNT, TELLING
 from .objects import Objects
 from .records import CONTAINERS
 
 ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
-
-# Iterators in C that tell, by ``__reduce__``, what they give next. (Those of a deque do not say that it has changed.)
-TELLING = frozenset(
-    map(
-        type,
-        (
-            iter([]),
-            reversed([]),
-            iter(()),
-            iter(""),
-            iter("\u20ac"),
-            iter(b""),
-            iter(range(0)),
-            iter(range(1 << 70)),
-            iter(set()),
-            *(make(view({})) for make in (iter, reversed) for view in (dict.keys, dict.values, dict.items)),
-            iter(collections.OrderedDict()),
-        ),
-    )
-)
-
-
 BASES = tuple(CONTAINERS)
 
 

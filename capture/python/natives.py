@@ -29,6 +29,7 @@ from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special
 
 from ..bytecode.c_callables import owner_of
+from ..heap.iterator_states import TELLING
 from ..heap.records import CONTAINERS, DICTS, VIEWS
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, RuntimeNumber, SymbolicObject, TensorProxy, decided_by_data, type_of
@@ -104,26 +105,8 @@ TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", 
 
 NO_ITERATORS = frozenset((int, float, bool, str, bytes, type(None), list, tuple, dict, set))
 ITERATORS: tuple[type, ...] = (
-    type(iter([])),
-    type(iter(())),
-    type(iter({})),
-    type(iter({}.values())),
-    type(iter({}.items())),
-    type(iter(set())),
-    type(iter("")),
-    type(iter("\u20ac")),
-    type(iter(range(0))),
-    type(iter(range(1 << 70))),
-    type(iter(b"")),
-    type(reversed([])),
-    type(reversed({})),
-    type(reversed({}.values())),
-    type(reversed({}.items())),
-    type(iter(collections.OrderedDict())),
-    type(iter(collections.deque())),
-    type(reversed(collections.deque())),
-    type(next(itertools.groupby(" "))[1]),
-    type(iter(torch.Size([]))),
+    *TELLING,
+    *map(type, (iter(collections.deque()), reversed(collections.deque()), next(itertools.groupby(" "))[1])),
     types.GeneratorType,
     *(zip, enumerate, map, filter, reversed),
     *ITERTOOLS,
