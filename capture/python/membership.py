@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import operator
-import types
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,6 @@ from . import natives
 from .open_sets import OpenSet
 from .own_hashes import new_key
 from .parts import Parts
-from .specials import is_replaced
 
 
 class Membership(Parts):
@@ -54,10 +52,8 @@ class Membership(Parts):
             if kind not in ATOMS and not is_kind(container, natives.VIEWS)
             else ABSENT
         )
-        if is_replaced(method, "__contains__"):
-            return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
-        if is_kind(method, types.FunctionType):
-            return self.truth(self.call(method, [container, item], {}))
+        if (found := self.by_own_method(method, "__contains__", container, item)) is not ABSENT:
+            return self.truth(found)
         base = with_items(kind)
         if base in DICTS:
             if record is not None:
