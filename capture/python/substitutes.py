@@ -162,22 +162,14 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         if one is x:
             return copied_one
     made: Any
-    if cls is list:
-        made = []
+    if cls in (list, dict, OrderedDict, defaultdict):
+        made = defaultdict(x.default_factory) if cls is defaultdict else cls()
         done.append((x, made))
-        for item in x:
-            made.append(deep_copy(item, done))
-        return made
-    if cls is dict:
-        made = {}
-        done.append((x, made))
-        for key, value in x.items():
-            made[deep_copy(key, done)] = deep_copy(value, done)
-        return made
-    if cls is OrderedDict or cls is defaultdict:  # (copied by what __reduce_ex__ gives: copy._reconstruct)
-        made = OrderedDict() if cls is OrderedDict else defaultdict(x.default_factory)
-        done.append((x, made))
-        if cls is OrderedDict:
+        if cls is list:
+            for item in x:
+                made.append(deep_copy(item, done))
+            return made
+        if cls is OrderedDict:  # (copied, as a defaultdict is, by what __reduce_ex__ gives: copy._reconstruct)
             for key, value in x.__dict__.items():
                 made.__dict__[key] = deep_copy(value, done)
         for key, value in x.items():
@@ -185,28 +177,21 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         return made
     if cls is torch.nn.Parameter:
         made = cls(x.data.clone(memory_format=torch.preserve_format), x.requires_grad)
-        done.append((x, made))
-        return made
-    if cls is torch.Tensor:
+    elif cls is torch.Tensor:
         made = copied_tensor(x, [one for one, _ in done])
-        done.append((x, made))
-        return made
-    if cls is set or cls is frozenset:
+    elif cls is set or cls is frozenset:
         made = cls([deep_copy(item, done) for item in x])
-        done.append((x, made))
-        return made
-    if cls is tuple:
-        items = [deep_copy(item, done) for item in x]
+    elif cls is tuple:
+        made = tuple([deep_copy(item, done) for item in x])
         for one, copied_one in done:
             if one is x:  # (it holds something that holds it)
                 return copied_one
-        for one, copied_one in zip(x, items, strict=True):
+        for one, copied_one in zip(x, made, strict=True):
             if one is not copied_one:
-                made = tuple(items)
-                done.append((x, made))
-                return made
-        return x
-    if is_plain_object(cls) and not hasattr(x, "__deepcopy__"):
+                break
+        else:
+            return x
+    elif is_plain_object(cls) and not hasattr(x, "__deepcopy__"):
         for name in COPY_PROTOCOL:
             if name in x.__dict__:
                 return object.__reduce_ex__(x, 4)  # a graph break
@@ -214,7 +199,10 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         done.append((x, made))
         set_state(made, deep_copy(state_of(x), done))
         return made
-    return object.__reduce_ex__(x, 4)  # a graph break
+    else:
+        return object.__reduce_ex__(x, 4)  # a graph break
+    done.append((x, made))
+    return made
 
 
 def copied_tensor(x: Any, before: list[Any]) -> Any:
