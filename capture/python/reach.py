@@ -18,6 +18,8 @@ from typing import Any
 
 from moebius.interpreter import is_kind
 
+from ..heap.records import contents_of
+
 MANY = 5000  # functions and items that are looked at
 LOADERS = (vars(importlib), vars(importlib.import_module), builtins.__import__)
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
@@ -107,13 +109,7 @@ def code_names(code: types.CodeType) -> Iterator[str]:
 
 def cells(function: types.FunctionType) -> list[Any]:
     """What a function's closure holds."""
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            pass  # not set yet
-    return found
+    return [contents_of(cell) for cell in function.__closure__ or ()]
 
 
 def wrapped(value: Any) -> Any:

@@ -42,9 +42,9 @@ class Switches:
     def read(self, reader: Callable[[], Any], writer: Callable[..., Any] | None = None) -> Any:
         """What the switch is: as the call found it, or as the step has thrown it."""
         value = reader()
-        self.heap.read("switch", reader, None, tuple(value) if type(value) is list else value)
+        answer = tuple(value) if type(value) is list else value
+        self.heap.read("switch", reader, None, answer)
         if writer not in self.thrown:
-            answer = tuple(value) if type(value) is list else value
             asked = functools.partial(as_tuple, reader) if type(value) is list else reader
             self.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
         return self.objects.made(value)
