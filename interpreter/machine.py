@@ -303,7 +303,7 @@ class Machine(Shown):
                 if closer is not UNSET:
                     self.domain.call(closer, [], {})
                 return UNSET
-            thrower = getattr_or_unset(self.domain, receiver, "throw")
+            thrower = self.domain.get_attr_or(receiver, "throw", UNSET)
             if thrower is UNSET:
                 return UNSET
             frame.value = self.domain.call(thrower, take_thrown(frame, thrown), {})
@@ -322,7 +322,7 @@ class Machine(Shown):
     def find_close(self, receiver: Any) -> Any:
         """Objects/genobject.c gen_close_iter: what looking `close` up raises is reported, and goes no further."""
         try:
-            return getattr_or_unset(self.domain, receiver, "close")
+            return self.domain.get_attr_or(receiver, "close", UNSET)
         except BaseException as error:
             if is_a(error, UNROUTED):
                 raise
@@ -551,14 +551,6 @@ def drop_operands(frame: Frame, depth: int) -> None:
         stack = frame.stack
         for index in range(max(depth, len(stack) - counted(operand)), len(stack)):
             stack[index] = NULL
-
-
-def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:
-    try:
-        return domain.get_attr(obj, name)
-    except AttributeError as error:
-        domain.machine.swallow(error)
-    return UNSET
 
 
 def builtins_of(globals_: Mapping[str, Any]) -> Any:

@@ -228,10 +228,8 @@ class TrackingDomain(Operators, Containers):
         return self.objects.enter(module, Static(module.__name__, module))
 
     def import_from(self, module: Any, name: str) -> Any:
-        try:
-            return self.get_attr(module, name)
-        except AttributeError as error:
-            self.machine.swallow(error)
+        if (found := self.get_attr_or(module, name, ABSENT)) is not ABSENT:
+            return found
         full = f"{module.__name__}.{name}"
         found = self.objects.dict_get(self.globals_record(sys.modules, "sys.modules"), full)
         if found is not ABSENT:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..heap.records import contents_of
+from ..hook import ABSENT
 from ..python.reach import code_names
 from ..torch_facts import torch_private
 
@@ -85,7 +87,7 @@ class FunctionCopies:
         for free, old, new in zip(function.__code__.co_freevars, function.__closure__ or (), cells, strict=True):
             if id(old) in self.memo:  # a cell that two functions share: by contents only, each has its own
                 new.cell_contents = self.memo[id(old)]
-            elif (contents := cell_contents(old)) is not old:
+            elif (contents := contents_of(old)) is not ABSENT:
                 new.cell_contents = self.memo[id(old)] = self.value(f"closure {free}", contents)
         if function.__defaults__:
             twin.__defaults__ = self.value("defaults", function.__defaults__)
@@ -102,14 +104,6 @@ class FunctionCopies:
         if twin is not value:
             self.pairs.append((name, value, twin))
         return twin
-
-
-def cell_contents(cell: types.CellType) -> Any:
-    """What is in it; the cell itself if nothing is."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
 
 
 def library(function: types.FunctionType) -> bool:

@@ -210,20 +210,7 @@ class Attributes(Core):
 
     def set_attr_plainly(self, obj: Any, name: str, value: Any) -> None:
         """object.__setattr__ with Python descriptors interpreted."""
-        tp = type(obj)
-        raw = lookup(tp, name)
-        if raw is not MISSING:
-            if type(raw) is property and raw.fset is not None:
-                self.call(raw.fset, [obj, value], {})
-                return
-            setter = special(type(raw), "__set__")
-            if setter is not None:
-                self.call_special(setter, raw, [obj, value])
-                return
-        native = lookup(tp, "__setattr__")
-        if type(native) is FunctionType:
-            native = object.__setattr__
-        self.native(native, obj, name, value)
+        self.change_plainly(SET, obj, name, value)
 
     def del_attr(self, obj: Any, name: str) -> None:
         tp = type(obj)
@@ -237,20 +224,28 @@ class Attributes(Core):
 
     def del_attr_plainly(self, obj: Any, name: str) -> None:
         """object.__delattr__ with Python descriptors interpreted."""
+        self.change_plainly(DELETE, obj, name)
+
+    def change_plainly(self, how: tuple[str, str, str], obj: Any, name: str, *value: Any) -> None:
+        of_property, of_descriptor, of_object = how
         tp = type(obj)
         raw = lookup(tp, name)
         if raw is not MISSING:
-            if type(raw) is property and raw.fdel is not None:
-                self.call(raw.fdel, [obj], {})
+            if type(raw) is property and (function := getattr(raw, of_property)) is not None:
+                self.call(function, [obj, *value], {})
                 return
-            deleter = special(type(raw), "__delete__")
-            if deleter is not None:
-                self.call_special(deleter, raw, [obj])
+            method = special(type(raw), of_descriptor)
+            if method is not None:
+                self.call_special(method, raw, [obj, *value])
                 return
-        native = lookup(tp, "__delattr__")
+        native = lookup(tp, of_object)
         if type(native) is FunctionType:
-            native = object.__delattr__
-        self.native(native, obj, name)
+            native = getattr(object, of_object)
+        self.native(native, obj, name, *value)
+
+
+# What changes an attribute: in a property, of a descriptor, of any object.
+SET, DELETE = ("fset", "__set__", "__setattr__"), ("fdel", "__delete__", "__delattr__")
 
 
 def name_missing(error: AttributeError, obj: Any, name: str) -> None:

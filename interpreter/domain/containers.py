@@ -118,6 +118,26 @@ class Containers(Core):
     def unpack(self, value: Any, count: int) -> list[Any]:
         if type(value) in (tuple, list) and len(value) == count:
             return list(value)
+        items, iterator = self.first_items(value, count, f"expected {count}")
+        if self.next_item(iterator) is not STOP:
+            counted = self.class_of(value) in (list, tuple, dict)
+            known = texts.COUNTS_TOO_MANY and counted and len(value) > count
+            got = f", got {len(value)}" if known else ""
+            raise ValueError(f"too many values to unpack (expected {count}{got})")
+        return items
+
+    def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
+        """`before` items, one list, `after` items."""
+        expected = f"expected at least {before + after}"
+        items, iterator = self.first_items(value, before, expected)
+        items += self.drain(iterator)
+        if len(items) < before + after:
+            raise ValueError(f"not enough values to unpack ({expected}, got {len(items)})")
+        middle = len(items) - after
+        return [*items[:before], items[before:middle], *items[middle:]]
+
+    def first_items(self, value: Any, count: int, expected: str) -> tuple[list[Any], Any]:
+        """So many items that are unpacked, and the iterator behind them."""
         tp = self.class_of(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
@@ -126,35 +146,9 @@ class Containers(Core):
         while len(items) < count:
             item = self.next_item(iterator)
             if item is STOP:
-                raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
+                raise ValueError(f"not enough values to unpack ({expected}, got {len(items)})")
             items.append(item)
-        if self.next_item(iterator) is not STOP:
-            known = texts.COUNTS_TOO_MANY and tp in (list, tuple, dict) and len(value) > count
-            got = f", got {len(value)}" if known else ""
-            raise ValueError(f"too many values to unpack (expected {count}{got})")
-        return items
-
-    def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
-        """`before` items, one list, `after` items."""
-        tp = self.class_of(value)
-        if not is_iterable(tp):
-            raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
-        iterator = self.get_iter(value)
-        items: list[Any] = []
-        while len(items) < before:
-            item = self.next_item(iterator)
-            if item is STOP:
-                raise ValueError(
-                    f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
-                )
-            items.append(item)
-        items += self.drain(iterator)
-        if len(items) < before + after:
-            raise ValueError(
-                f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
-            )
-        middle = len(items) - after
-        return [*items[:before], items[before:middle], *items[middle:]]
+        return items, iterator
 
     def drain(self, value: Any, hinted: bool = True) -> list[Any]:
         """All items of an iterable, its Python methods interpreted; `hinted`: C asks for its length first."""

@@ -60,11 +60,7 @@ class Matching(Core):
         return tuple(found)
 
     def match_positional(self, subject: Any, cls: type, count: int, found: list[Any], seen: set[str]) -> None:
-        try:
-            match_args = self.get_attr(cls, "__match_args__")
-        except AttributeError as error:
-            self.machine.swallow(error)
-            match_args = UNSET
+        match_args = self.get_attr_or(cls, "__match_args__", UNSET)
         match_self = match_args is UNSET and bool(flags_of(cls) & TPFLAGS_MATCH_SELF)
         if match_args is UNSET:
             match_args = ()
@@ -91,8 +87,4 @@ class Matching(Core):
         if name in seen:
             raise TypeError(f"{type_name(cls)}() got multiple sub-patterns for attribute {name!r}")
         seen.add(name)
-        try:
-            return self.get_attr(subject, name)
-        except AttributeError as error:
-            self.machine.swallow(error)
-        return UNSET
+        return self.get_attr_or(subject, name, UNSET)

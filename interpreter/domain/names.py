@@ -132,10 +132,8 @@ class Names(Core):
 
     def import_from(self, module: Any, name: str) -> Any:
         """`from module import name`: the attribute, or the submodule in sys.modules, or ImportError."""
-        try:
-            return self.get_attr(module, name)
-        except AttributeError as error:
-            self.machine.swallow(error)
+        if (found := self.get_attr_or(module, name, UNSET)) is not UNSET:
+            return found
         package = self.get_attr_or(module, "__name__", None)
         if is_a(package, str):
             found = sys.modules.get(f"{package}.{name}", UNSET)

@@ -111,23 +111,19 @@ def zip_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return domain.native(zip, *[walked(domain, arg) for arg in args], **kwargs)  # noqa: B905  (the caller says)
 
 
-@form(any)
-def any_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(any, *args, **kwargs)
-    iterator = domain.get_iter(args[0])
-    while (value := domain.next_item(iterator)) is not STOP:
-        if domain.truth(value):
-            return True
-    return False
+def quantifier(builtin: Any, decides: bool) -> None:
+    """`any` and `all`: an item whose truth is `decides` ends them."""
+
+    @form(builtin)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 1:
+            return domain.native(builtin, *args, **kwargs)
+        iterator = domain.get_iter(args[0])
+        while (value := domain.next_item(iterator)) is not STOP:
+            if domain.truth(value) is decides:
+                return decides
+        return not decides
 
 
-@form(all)
-def all_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(all, *args, **kwargs)
-    iterator = domain.get_iter(args[0])
-    while (value := domain.next_item(iterator)) is not STOP:
-        if not domain.truth(value):
-            return False
-    return True
+quantifier(any, True)
+quantifier(all, False)

@@ -46,9 +46,9 @@ def warn(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     except TypeError:
         return domain.native(_warnings.warn, *args, **kwargs)
     kind = type(message) if is_a(message, Warning) else UserWarning if category is None else category
-    if not (is_class(kind) and is_subtype(kind, Warning)) or type(level) is not int or type(skipped) is not tuple:
+    if not (is_class(kind) and is_subtype(kind, Warning)) or type(level) is not int:
         return domain.native(_warnings.warn, *args, **kwargs)
-    if not all(type(prefix) is str for prefix in skipped):
+    if type(skipped) is not tuple or not all(type(prefix) is str for prefix in skipped):
         return domain.native(_warnings.warn, *args, **kwargs)
     if skipped:
         level = max(2, level)
