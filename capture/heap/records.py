@@ -23,7 +23,7 @@ CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
 FILLED_BY_C = (*CONTAINERS, BaseException, types.SimpleNamespace)  # whose ``__init__`` in C leaves something in them
 WITH_ITEMS = frozenset((*CONTAINERS, tuple, frozenset))
 VIEWS: tuple[type, ...] = tuple(
-    type(getattr(made, name)()) for made in ({}, collections.OrderedDict()) for name in ("keys", "values", "items")
+    type(getattr(kind(), name)()) for kind in (dict, collections.OrderedDict) for name in ("keys", "values", "items")
 )
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
 # Keys that hash and compare without running anybody's code, and objects that hash by identity.
