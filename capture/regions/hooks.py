@@ -27,6 +27,7 @@ from ..heap.interfaces import Residual
 from ..python import natives
 from ..python.parts import Parts
 from ..python.substitutes import module_hook
+from ..tensors.interfaces import Hooked
 from ..values.values import Break, CannotRebuild, TensorProxy
 from .subgraphs import SubgraphTracer
 
@@ -175,9 +176,7 @@ class GradientHooks(SubgraphTracer):
             self.guards.holds("each parameter", text, self.none[asked])
         self.none[asked].leaves[id(leaf.real)] = weakref.ref(leaf.real)
 
-    def in_backward(
-        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
-    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+    def in_backward(self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]) -> Hooked:
         """For each tensor with hooks: the tensor, their graph, and what that takes besides the gradient."""
         found = []
         for entry in self.registered.values():
@@ -200,9 +199,7 @@ class GradientHooks(SubgraphTracer):
                 found.append((leaf, *self.graph_of(leaf, all_hooks)))
         return found
 
-    def after_accumulation(
-        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
-    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+    def after_accumulation(self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]) -> Hooked:
         """For each leaf with ``register_post_accumulate_grad_hook``: the leaf, their graph, and what that takes."""
         leaves, found = list(leaves), []
         if hooks_of_accumulation([leaf.real for leaf in leaves if is_kind(leaf.real, torch.Tensor)]):

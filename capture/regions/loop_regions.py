@@ -211,9 +211,7 @@ def reorder_placeholders(body: fx.GraphModule, loop: LoopRegion) -> None:
     """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
     assert loop.row is not None
     wanted = [loop.row, *loop.nodes, *loop.lifted.values()]
-    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
-        [n for n in body.graph.nodes if n.op == "placeholder"]
-    )
+    assert len(wanted) == sum(node.op == "placeholder" for node in body.graph.nodes)
     anchor = None
     for node in wanted:
         if anchor is not None:

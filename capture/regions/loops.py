@@ -171,7 +171,7 @@ class Loops:
         rows = frame.stack[-ITERATOR_PLACES]
         if type(rows) in ROWS and not rows.finished:
             self.refuse_behind_return()
-            self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
+            self.begin(frame, rows)
 
     def look_at_jump(self, frame: Frame, count: int) -> None:
         """The instruction asks for the truth on which the next one jumps (3.13): where the branch is the graph's, the
@@ -243,9 +243,9 @@ class Loops:
     # One recorded iteration
     # ------------------------------------------------------------------------------------------------------------------
 
-    def begin(
-        self, frame: Frame, rows: TensorRows | RangeRows | ActiveExperts | Conditional, carried: list[int]
-    ) -> None:
+    def begin(self, frame: Frame, rows: TensorRows | RangeRows | ActiveExperts | Conditional) -> None:
+        """The frame's instruction begins it, with the locals that were found to be carried there."""
+        carried = self.decided.get((id(frame.code), frame.pc), [])
         loop = LoopRegion(frame, rows, carried)
         loop.counted = self.counter.mark()
         loop.part = self.counter.body()
@@ -377,7 +377,7 @@ class Loops:
             self.domain.count(frame)
             self.prefer_numbers(frame.stack[-1])
             again = two_sides.own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
-            self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
+            self.begin(frame, rows)
             self.open[-1].again = again
             self.enter_branch(self.open[-1])
             self.settle(frame)
@@ -464,7 +464,7 @@ class Loops:
         elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:
             loop.rows.at += 1
             frame.stack[:] = loop.begun_with
-            self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
+            self.begin(frame, loop.rows)
         elif not is_kind(loop.rows, Conditional):
             loop.rows.finished = True
 
@@ -475,7 +475,7 @@ class Loops:
         for index in range(len(frame.locals)) if loop.head == RETURNED else filter(lambda i: i >= 0, side.indices()):
             frame.locals[index] = loop.before[index]
         frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.below, loop.again], rows.other.entry
-        self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
+        self.begin(frame, rows.other)
         self.open[-1].follow(loop, side)
         self.enter_branch(self.open[-1])
 
@@ -547,11 +547,10 @@ class Loops:
         self.writer.scope = parent
         frame.locals[:] = loop.before
         branch_places.forget(loop, self.objects)
-        all_carried = sorted({*loop.carried, *carried})
-        self.decided[(id(frame.code), loop.start)] = all_carried
+        self.decided[(id(frame.code), loop.start)] = sorted({*loop.carried, *carried})
         self.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
         frame.stack[:], frame.pc = loop.begun_with, loop.start
-        self.begin(frame, loop.rows, all_carried)
+        self.begin(frame, loop.rows)
         self.open[-1].follow(loop, loop.first)
         self.open[-1].again, self.open[-1].counted = loop.again, loop.counted
         self.counter.back_to(loop.counted)
