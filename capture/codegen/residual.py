@@ -40,9 +40,11 @@ from ..heap.records import (
     SETS,
     derived_from,
     made_by_c,
+    members,
     raw_dict,
     raw_items,
 )
+from ..heap.walks import advance
 from ..hook import ABSENT, copy_set
 from ..python import natives
 from ..python.callbacks import InTrace
@@ -533,25 +535,21 @@ REDUCIBLE = frozenset(
 )
 
 
+def begun(walk: Any, view: Any, owner: Any) -> Any:
+    return walk(view(owner))
+
+
 # How iterators of dicts and sets begin.
-WALKS: dict[type, Any] = {
-    type(begin({})): begin
-    for begin in (
-        lambda d: iter(dict.keys(d)),
-        lambda d: iter(dict.values(d)),
-        lambda d: iter(dict.items(d)),
-        lambda d: reversed(dict.keys(d)),
-        lambda d: reversed(dict.values(d)),
-        lambda d: reversed(dict.items(d)),
-    )
-} | {type(iter(set())): set.__iter__}
+WALKS: dict[type, Any] = {type(iter(set())): set.__iter__} | {
+    type(walk(view({}))): functools.partial(begun, walk, view)
+    for walk in (iter, reversed) for view in (dict.keys, dict.values, dict.items)
+}  # fmt: skip
 
 
 def walk_again(begin: Any, owner: Any, count: int) -> Any:
     """An iterator of the owner's that has given so many."""
     iterator = begin(owner)
-    for _ in range(count):
-        next(iterator)
+    advance(iterator, count)
     return iterator
 
 
@@ -569,8 +567,7 @@ def safe_keyword(name: str) -> str:
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots that the classes of an instance define. (By name, the user's ``__getattr__`` would be asked.)"""
-    classes = [base for base in cls.__mro__ if base.__flags__ & HEAP_TYPE]
-    return [d for base in classes for d in vars(base).values() if type(d) is types.MemberDescriptorType]
+    return [member for member in members(cls) if member.__objclass__.__flags__ & HEAP_TYPE]
 
 
 __all__ = ["CannotRebuild", "Emitter", "contextvars"]

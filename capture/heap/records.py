@@ -116,6 +116,11 @@ def contents_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
+def members(cls: type) -> list[types.MemberDescriptorType]:
+    """The slots that a class and its bases define."""
+    return [d for base in cls.__mro__ for d in vars(base).values() if type(d) is types.MemberDescriptorType]
+
+
 def made_by_c(cls: type) -> Any:
     """The class in C that makes objects of a class of the user's."""
     return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable
 from typing import Any
 
 from moebius.interpreter import is_kind
 from moebius.interpreter.tracebacks import entries_of
 
+from ..heap.records import members
 from ..values.tracebacks import module_of
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
@@ -33,6 +33,7 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
         return False
     if is_kind(error, AttributeError) and " object has no attribute " not in str(error):
         return False
+    # (besides the arguments: ``name``, ``obj``, ``value``)
     parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
     if not all(map(plain, (*error.args, *parts))) or tells_of_tracing(error):
         return False
@@ -59,8 +60,3 @@ def tells_of_tracing(error: BaseException) -> bool:
     """Whether its words name an object of ours: C code that refuses one (``unhashable type: SymInt``) may do what it is
     asked with the number for which that stands."""
     return any(OURS.search(a) for a in error.args if is_kind(a, str))
-
-
-def members(kind: type) -> list[types.MemberDescriptorType]:
-    """What exceptions of this type hold besides their arguments: ``name``, ``obj``, ``value``."""
-    return [d for base in kind.__mro__ for d in vars(base).values() if type(d) is types.MemberDescriptorType]

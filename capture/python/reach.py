@@ -8,6 +8,7 @@ library is not: it sees what it is given, in its cells too, and objects of the l
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
 import functools
 import importlib
@@ -18,7 +19,7 @@ from typing import Any
 
 from moebius.interpreter import is_kind
 
-from ..heap.records import contents_of
+from ..heap.records import contents_of, members
 
 MANY = 5000  # functions and items that are looked at
 LOADERS = (vars(importlib), vars(importlib.import_module), builtins.__import__)
@@ -127,11 +128,7 @@ def is_special(name: str) -> bool:
 def slots(value: Any) -> dict[str, Any]:
     """What is in an object's slots."""
     found = {}
-    for base in type(value).__mro__:
-        for name, member in vars(base).items():
-            if is_kind(member, types.MemberDescriptorType):
-                try:
-                    found[name] = member.__get__(value)
-                except AttributeError:
-                    pass  # not set yet
+    for member in members(type(value)):
+        with contextlib.suppress(AttributeError):  # not set yet
+            found[member.__name__] = member.__get__(value)
     return found
