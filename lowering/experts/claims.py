@@ -25,7 +25,6 @@ from moebius.lowering.experts.facts import (
     RowFunction,
     Rows,
     RowWeight,
-    RowWise,
     Slice,
     Unknown,
     as_product,
@@ -119,7 +118,7 @@ class Fused(Claim):
     up: Linear | None
     activation: str
     coefficient: float
-    after: RowWise | None = None
+    after: EachRow | None = None
 
     @property
     def function(self) -> str:
@@ -174,8 +173,9 @@ def make_claim(reader: Reader, storage: Storage) -> Fused:
     total = what_is_added(reader)
     rows = known(total.rows, "expert function", total.node)
     outer = as_product(rows)
-    after = outer.factors[0] if len(outer.factors) == 1 and isinstance(outer.factors[0], RowWise) else None
-    if after is not None:
+    last = outer.factors[0] if len(outer.factors) == 1 else None
+    after = last if isinstance(last, EachRow) and last.base is not None else None
+    if after is not None and after.base is not None:
         bare = as_product(after.base)
         outer = Product(outer.selection, outer.dtype, outer.coefficient, bare.factors, outer.weights)
     if len(outer.factors) != 1 or not isinstance(outer.factors[0], Linear):
@@ -210,7 +210,7 @@ def make_claim(reader: Reader, storage: Storage) -> Fused:
     return claim
 
 
-def nodes_after(reader: Reader, after: RowWise) -> list[fx.Node]:
+def nodes_after(reader: Reader, after: EachRow) -> list[fx.Node]:
     """The nodes of the body from the base's rows (not these) to ``after``, and what they read, in order."""
 
     def onwards(node: fx.Node) -> list[fx.Node]:

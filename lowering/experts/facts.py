@@ -301,20 +301,14 @@ class Product(RowFunction):
 
 
 @dataclass(frozen=True)
-class RowWise(RowFunction):
-    """[S, …]: what ``node`` computes, of each row of ``base`` by itself and of what is the same for all rows."""
-
-    base: Linear
-    node: fx.Node
-
-
-@dataclass(frozen=True)
 class EachRow(RowFunction):
     """[S, …]: what ``node`` computes (the ``part``-th of it, where it gives several), row by row, of any rows, of this
-    iteration's expert and of what is the same for all rows. It may draw random numbers."""
+    iteration's expert and of what is the same for all rows. It may draw random numbers. base: the projection of whose
+    rows alone it is, by operators that draw none and multiply with no matrix; None of others."""
 
     node: fx.Node
     part: int | None = None
+    base: Linear | None = None
 
 
 @dataclass(frozen=True)

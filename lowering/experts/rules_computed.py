@@ -23,7 +23,6 @@ from moebius.lowering.experts.facts import (
     RowFunction,
     Rows,
     RowWeight,
-    RowWise,
     Slice,
 )
 from moebius.lowering.experts.reader import Reader, rule
@@ -79,11 +78,16 @@ def gated_halves(reader: Reader, call: Call, fact: RowFunction) -> Fact | None:
 
 @rule(*ROW_BY_ROW, first=True)
 def of_a_row_so_far(reader: Reader, call: Call) -> Fact | None:
-    """What is computed of a :class:`RowWise` is one, but for its product with the routing weight."""
+    """What is computed of one projection's rows stays that, but for its product with the routing weight."""
     found = [reader.facts.get(node) for node in call.node.all_input_nodes]
-    if not any(isinstance(fact, RowWise) for fact in found) or any(isinstance(fact, RowWeight) for fact in found):
+    if not any(map(is_of_one, found)) or any(isinstance(fact, RowWeight) for fact in found):
         return None
-    return row_by_row(reader, call)
+    made = each_row(reader, call)
+    return made if is_of_one(made) else None
+
+
+def is_of_one(fact: Fact | None) -> bool:
+    return isinstance(fact, EachRow) and fact.base is not None
 
 
 @rule(*ROW_BY_ROW)
@@ -105,29 +109,10 @@ def is_own_vector(fact: Fact | None) -> bool:
     return isinstance(fact, OwnVector) or (isinstance(fact, Slice) and len(fact.axes) == 1)
 
 
-@rule(*ROW_BY_ROW)
-def row_by_row(reader: Reader, call: Call) -> Fact | None:
-    """The first operator that no other rule has a word for: of one projection's rows, and of what is no row."""
-    if call.op.inplace or call.name not in ROW_BY_ROW or call.node.graph is not reader.body.graph:
-        return None
-    shape, dtype = shape_of(call.node), dtype_of(call.node)
-    rows = [node for node in call.node.all_input_nodes if isinstance(reader.facts.get(node), RowFunction)]
-    if shape is None or dtype is None or len(shape) != 2 or not rows:
-        return None
-    bases = set[Linear | None]().union(*(bases_of(reader.facts[node]) for node in rows))
-    if len(bases) != 1 or None in bases:
-        return None
-    if not all(aligned(reader, node, shape) for node in call.node.all_input_nodes) or not along_rows(reader, call):
-        return None
-    (base,) = bases
-    assert base is not None
-    return RowWise(base.selection, dtype, base, call.node)
-
-
 def bases_of(fact: Fact) -> frozenset[Linear | None]:
     """The projections whose rows a fact is of; None among them where it is of other rows too (of x, say)."""
     match fact:
-        case RowWise():
+        case EachRow():
             return frozenset((fact.base,))
         case Linear():
             return frozenset((fact,))
@@ -200,7 +185,9 @@ def each_row(reader: Reader, call: Call) -> Fact | None:
         found = rank_of(call["input"]) == 2 and call["dim"] in (-1, 1)
     else:
         found = all(aligned(reader, node, shape) for node in call.node.all_input_nodes) and along_rows(reader, call)
-    return EachRow(facts[0].selection, dtype, call.node) if found else None
+    bases = set[Linear | None]().union(*map(bases_of, facts)) if call.name in ROW_BY_ROW else set()
+    base = bases.pop() if len(bases) == 1 else None
+    return EachRow(facts[0].selection, dtype, call.node, base=base) if found else None
 
 
 def is_product(reader: Reader, call: Call) -> bool:

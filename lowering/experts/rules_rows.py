@@ -499,7 +499,8 @@ def add_to_the_sums_rows(reader: Reader, call: Call, copied: StateRows) -> Fact 
         return None
     if not isinstance(rows, RowFunction) or not same_shape(shape_of(call["input"]), shape_of(call["other"])):
         return None
-    if given != own and not isinstance(rows, EachRow):  # autocast's rows, which are added to a wider sum
+    last_resort = isinstance(rows, EachRow) and rows.base is None
+    if given != own and not last_resort:  # autocast's rows, which are added to a wider sum
         wider = of_dtype(rows, given, own) if holds(own, given) else None
         if not isinstance(wider, RowFunction):
             return None

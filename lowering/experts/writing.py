@@ -254,12 +254,13 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
     index, scale: [T, K]. Slots that go to no expert add nothing, whatever comes after makes of their zeros.
     """
     after = certain(claim.after)
+    base = certain(after.base)
     reader, flat = claim.reader, writer.call("reshape", index, -1)
     made: dict[fx.Node, Any] = {}
 
     def place(node: fx.Node) -> Any:
         fact = reader.facts.get(node)
-        if fact == after.base:
+        if fact == base:
             return rows
         if isinstance(fact, RowFunction | OwnVector):
             return made[node]
@@ -268,8 +269,7 @@ def after_each_row(claim: Fused, writer: Writer, rows: fx.Node, index: fx.Node, 
             return writer.call(torch.index_select, writer.vector(fact), 0, low)
         return writer.outside(node)
 
-    if dtype_of(rows) != after.base.dtype:
-        rows = writer.cast(rows, after.base.dtype)
+    rows = writer.cast(rows, base.dtype)
     for node in nodes_after(reader, after):
         if isinstance(reader.facts.get(node), RowFunction | OwnVector):
             made[node] = norm_apart(claim, writer, node, place) or copied(writer, node, place)
