@@ -20,42 +20,7 @@ from torch.fx.passes.split_module import split_module
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = [
-    "DispatchMode",
-    "FakeTensor",
-    "FakeTensorMode",
-    "assert_holds",
-    "backend_names",
-    "compiling_with",
-    "custom_operator_name",
-    "default_saved_tensors_hooks",
-    "fake_mode_of",
-    "flops_of",
-    "foreach_operators",
-    "gradient_hooks",
-    "has_gradient_hooks",
-    "hooks_after_accumulation",
-    "hooks_of_accumulation",
-    "is_view",
-    "lookup_backend",
-    "made_code",
-    "may_write",
-    "nobody_looks",
-    "node_of_line",
-    "quiet_fakes",
-    "returns_new",
-    "returns_nothing",
-    "same_size",
-    "set_grad_enabled",
-    "shared_by_schema",
-    "sizes_key",
-    "split_module",
-    "traced_by_operators",
-    "transforms_are_active",
-    "unbacked_symbols",
-    "version_of",
-    "written_by_schema",
-]
+__all__ = ["DispatchMode", "FakeTensor", "FakeTensorMode", "split_module"]  # torch's, as they are
 
 set_grad_enabled = torch._C._set_grad_enabled
 TENSORS = frozenset({"Tensor", "List[Tensor]"})  # types of arguments and results in schemas

@@ -19,13 +19,9 @@ from torch.distributed._local_tensor._c10d import _prepare_collective_groups as 
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-__all__ = [
-    "LocalTensor", "LocalTensorMode", "accumulates", "all_to_all_single", "at_end_of_backward", "backward_number",
-    "begun_collectives", "by_rank", "collective_groups", "default_store", "drop_empty_hooks", "dtensor_rules",
-    "enabled_ranks", "for_each_rank", "fully_sharded", "has_body", "is_mutable", "is_view", "local_sizes",
-    "local_tensor", "never_destroy", "never_time_out", "parameters_of", "references", "register_group", "same_on_all",
-    "simulated_ranks", "stage_within", "surround_backward", "swap", "tree_flatten", "tree_leaves", "tree_map",
-    "tree_unflatten", "uncompiled", "wait_tensor", "wrapper_tensor", "writes", "written",
+__all__ = [  # torch's, as they are
+    "LocalTensor", "LocalTensorMode", "collective_groups", "enabled_ranks", "for_each_rank", "simulated_ranks",
+    "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
 ]
 
 all_to_all_single: Any = torch.ops._c10d_functional.all_to_all_single.default
