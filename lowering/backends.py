@@ -26,7 +26,7 @@ from moebius.lowering.torch_private import (
     made_code,
     split_module,
 )
-from moebius.lowering.values import apply, value_of
+from moebius.lowering.values import apply, needs_gradient, value_of
 
 OWN = ("moebius", "eager")  # backends that run the graph as it is: after lowering, and before it
 # Those whose code takes numbers that a graph reads as float32: torch's, in all versions (a ``const float`` of its C++)
@@ -155,19 +155,13 @@ def note_gradients(gm: fx.GraphModule) -> None:
             recording = node.args[0]
         if recording is False or node.target is expert_loop or not node.op.startswith("call_"):
             continue
-        if has_history(value_of(node)) or not any(has_history(value(n)) for n in node.all_input_nodes):
+        if needs_gradient(value_of(node)) or not any(needs_gradient(value(n)) for n in node.all_input_nodes):
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         with fake_mode_of([value(n) for n in node.all_input_nodes]), torch.enable_grad():
             found = apply(node, args, kwargs)
-        if has_history(found):
+        if needs_gradient(found):
             made[node] = node.meta["val"] = found
-
-
-def has_history(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(has_history, value))
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def split_around(gm: fx.GraphModule, alone: Sequence[fx.Node]) -> fx.GraphModule:

@@ -7,6 +7,7 @@ on copies of what these write to. Where more than operators would run, nobody is
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -186,7 +187,7 @@ class Walk:
             if node.op == "output":
                 result = args[0]
             elif node.op == "get_attr":
-                values[node] = attribute(gm, str(node.target))
+                values[node] = operator.attrgetter(str(node.target))(gm)
             elif name_of(node) == "skip_iteration":
                 passed(skips := bool(next(iter((*args, *kwargs.values())))))
                 if skips:
@@ -234,10 +235,3 @@ class Conditions:
     def __call__(self, ends: bool) -> None:
         self.passed += not ends
         self.count(self.passed, ends)
-
-
-def attribute(gm: fx.GraphModule, name: str) -> Any:
-    found: Any = gm
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

@@ -203,9 +203,7 @@ def modules_of(parts: list[fx.GraphModule]) -> dict[str, Any] | None:
     for part in parts:
         for node in part.graph.nodes:
             if node.op in ("get_attr", "call_module"):
-                value: Any = part
-                for name in str(node.target).split("."):
-                    value = getattr(value, name)
+                value = operator.attrgetter(str(node.target))(part)
                 if found.setdefault(str(node.target), value) is not value:
                     return None
     return found

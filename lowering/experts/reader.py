@@ -48,7 +48,6 @@ READ_OUTSIDE = frozenset(
      "where", "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast",
      "contiguous", "clone", "bincount", "tolist", "mul", "and"}
 )  # fmt: skip
-SIZES = frozenset({"size", "numel"})
 
 
 def rule(*names: str, of: Any = None, first: bool = False) -> Callable[[Callable[..., Any]], Rule]:
@@ -201,7 +200,7 @@ class Reader:
             self.evidence.skips.append(Skip(node, self.fact(call["condition"]), bool(self.evidence.sums)))
             return Constant(None)
         operands = [self.facts[argument] for argument in node.all_input_nodes]
-        if call.name == "size" or call.name == "numel":
+        if call.name in ("size", "numel"):
             return self.first(call, operands) or self.invariant_or_unknown(
                 call, [f for f in operands if not isinstance(f, State)]
             )

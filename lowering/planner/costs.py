@@ -11,7 +11,6 @@ from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
 from moebius.lowering.planner.schedule import Task
 from moebius.lowering.planner.traffic import RegionShape, bytes_for
 
-KINDS = ("products", "memory", "communication")
 INDEX_BYTES, WEIGHT_BYTES = 8, 4  # of an expert's number and a routing weight, as routers make them
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from moebius.lowering.planner import schedule, search
 from moebius.lowering.planner.costs import Cost
 from moebius.lowering.planner.errors import PlannerError
-from moebius.lowering.planner.hardware import Cluster
 from moebius.lowering.planner.memory import Memory
 from moebius.lowering.planner.work import base_precision
 
@@ -204,9 +203,5 @@ def too_large(found: search.Found) -> list[str]:
                      f"rank.{' Try --weights bf16.' if job.weights == 'fp32' else ''}")
     if split is not None:
         lines.append(f"With weights, gradients and optimizer state split over data ranks (not run by moebius yet): "
-                     f"{_at_least(split)}.")
+                     f"{split.ranks} of them.")
     return lines
-
-
-def _at_least(cluster: Cluster) -> str:
-    return f"{cluster.ranks} of them"

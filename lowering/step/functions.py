@@ -15,8 +15,6 @@ from moebius.lowering.step.asked import ask_before
 from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
 
-DEVICES = ("cpu", "cuda")
-
 
 class GraphFunction(torch.autograd.Function):
     """What runs in the user's function's place: the two graphs, and what the first keeps for the second."""
