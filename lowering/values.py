@@ -39,6 +39,12 @@ def tensor_of(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def real_of(node: fx.Node) -> Any:
+    """The tensor that an input of the graph was when it was captured, as long as that is there."""
+    reference = node.meta.get("tensor")
+    return reference() if callable(reference) else reference
+
+
 def needs_gradient(value: Any) -> bool:
     """Whether the value, or one of several, is a tensor that needs a gradient."""
     if isinstance(value, tuple | list):

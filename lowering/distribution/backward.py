@@ -18,6 +18,7 @@ from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import has_body, tree_leaves
 from moebius.lowering.step.absent import is_backward
 from moebius.lowering.step.gradients import set_gradient
+from moebius.lowering.values import real_of
 
 PLAIN = frozenset({experts, set_gradient})  # beside torch's own
 
@@ -63,8 +64,7 @@ def _is_followed(node: fx.Node, here: Collection[fx.Node]) -> bool:
 
 def _on_ranks(node: fx.Node) -> bool:
     """Whether a node's value is a parameter on the ranks, itself: what is computed of it may communicate."""
-    tensor = node.meta.get("tensor")
-    return node.op == "placeholder" and isinstance(tensor() if callable(tensor) else tensor, Sharded)
+    return node.op == "placeholder" and isinstance(real_of(node), Sharded)
 
 
 def _reaches(region: fx.Node, end: fx.Node) -> bool:

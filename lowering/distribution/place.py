@@ -30,15 +30,15 @@ from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.distribution.weighing import SHARE
 from moebius.lowering.experts.stacking import stack_experts
+from moebius.lowering.experts.views import moved
 from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.operators import read_call
 from moebius.lowering.planner.traffic import RegionShape, chunk_span
 from moebius.lowering.step.absent import is_backward
 from moebius.lowering.torch_private import FakeTensor, has_history
-from moebius.lowering.values import apply
+from moebius.lowering.values import apply, rank_of, real_of
 
 WEIGHTS = ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
-CASTS = frozenset(("contiguous", "to", "float", "double", "half", "bfloat16", "clone", "type"))
-SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 SIGNATURE = inspect.signature(experts)
 
 
@@ -56,7 +56,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     gm.meta["chosen"] = {node.meta["where"][:2] for node in found if node not in regions}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            node.meta["placement"] = "shard→full" if isinstance(_real(node), Sharded) else "as is"
+            node.meta["placement"] = "shard→full" if isinstance(real_of(node), Sharded) else "as is"
     if plan.ranks == 1 or not regions:
         _gather_where_used(gm)
         gm.recompile()
@@ -67,7 +67,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     for node in regions:
         _describe(node, chains, plan)
     kept = _only_experts(regions, chains)
-    here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
+    here = {item for item in kept if _is_placed(real_of(item), mesh, axis)}
     rows = _beside_whole_steps(here, regions, chains)
     chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
     kept, here = (items | {taken for taken, item in rows.items() if item in items} for items in (kept, here))
@@ -102,7 +102,7 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
     found = []
     for node in gm.graph.nodes:
         if node.op == "placeholder" and node.meta.get("placement") == "as is" and node.meta.get("wants_shard"):
-            tensor = _real(node)
+            tensor = real_of(node)
             plain = isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded)
             if plain and not is_left_to_fsdp(tensor) and not stays_whole(tensor):
                 found.append(tensor)
@@ -159,32 +159,16 @@ def _chain(weight: fx.Node) -> list[fx.Node] | None:
 
 def _keeps_experts_apart(node: fx.Node) -> bool:
     """Whether a node's result for expert e is made of expert e's rows alone, whatever number of experts there is."""
-    if len(node.all_input_nodes) != 1 or not node.args or node.args[0] is not node.all_input_nodes[0]:
+    call = read_call(node)
+    source = None if call is None or call.op.inplace else call.args.get("input")
+    if call is None or node.all_input_nodes != [source] or not rank_of(source):
         return False
-    if node.op == "call_method":
-        name = str(node.target)
-    elif node.op == "call_function":
-        if node.target is getattr:
-            return bool(node.args[1] == "mT" and _dim(node.args[0]) == 3)
-        if node.target is operator.getitem:
-            index = node.args[1]
-            # weight[:, a:b]: a plain slice of all experts first, and no axis added or dropped before it
-            return isinstance(index, tuple) and bool(index) and index[0] == slice(None) and None not in index
-        name = getattr(node.target, "__name__", "")
-        if node.target is not getattr(torch, name, None):
-            return False
-    else:
-        return False
-    if name in CASTS:
-        return True
-    rest = [*node.args[1:], *node.kwargs.values()]
-    dim = _dim(node.args[0])
-    if name in SWAPS and dim and len(rest) == 2 and all(isinstance(axis, int) for axis in rest):
-        return all(axis % dim != 0 for axis in rest)  # type: ignore[operator]
-    if name == "permute" and dim and rest:
-        order = rest[0] if isinstance(rest[0], tuple | list) else rest
-        return bool(order[0] == 0 or order[0] == -dim)
-    return False
+    if call.name == "getitem":
+        index = call["index"]
+        # weight[:, a:b]: a plain slice of all experts first, and no axis added or dropped before it
+        return isinstance(index, tuple) and bool(index) and index[0] == slice(None) and None not in index
+    axes = moved(call, tuple(range(rank_of(source))))
+    return call.name == "cast" or (axes is not None and axes[0] == 0)
 
 
 def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None]) -> set[fx.Node]:
@@ -228,7 +212,7 @@ def _number_of(region: fx.Node) -> str:
     pending = list(_weights(region).values())[::-1]
     while pending:
         node = pending.pop()
-        if node.op == "placeholder" and (number := number_of(_real(node))) is not None:
+        if node.op == "placeholder" and (number := number_of(real_of(node))) is not None:
             return f"of parameter {number}"
         pending += node.all_input_nodes[::-1]
     return ""
@@ -383,18 +367,8 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
         )
 
 
-def _dim(node: Any) -> int | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value.dim() if isinstance(value, torch.Tensor) else None
-
-
 def _is_placed(tensor: Any, mesh: Any, axis: int) -> bool:
     """Whether a parameter is split over this axis of this mesh (an earlier capture may have used another one)."""
     if not isinstance(tensor, Sharded):
         return False
     return bool(tensor.shards.device_mesh == mesh and tensor.shards.placements[axis].is_shard())
-
-
-def _real(node: fx.Node) -> Any:
-    reference = node.meta.get("tensor")
-    return reference() if callable(reference) else reference

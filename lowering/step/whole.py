@@ -38,7 +38,7 @@ from moebius.lowering.torch_private import (
     storage_of,
     traced_by_operators,
 )
-from moebius.lowering.values import computed_of
+from moebius.lowering.values import computed_of, real_of
 
 SWITCHES = frozenset(
     {
@@ -236,7 +236,7 @@ class WholeStep:
 
     def check_real(self, placeholders: Sequence[fx.Node]) -> None:
         """Raise WholeStepRefusedError where already the tensors that it was captured with do not fit."""
-        leaves = {p: placeholders[p].meta.get("tensor", lambda: None)() for p in (self.tensors[i] for i in self.leaves)}
+        leaves = {p: real_of(placeholders[p]) for p in (self.tensors[i] for i in self.leaves)}
         if why := self.misfit({place: leaf for place, leaf in leaves.items() if leaf is not None}):
             refuse(why)
 
