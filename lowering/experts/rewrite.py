@@ -283,6 +283,7 @@ class Attempt:
     def __init__(self, work: Work, region: ExpertRegion, place: fx.Node, step: str = DIFFERENT):
         self.work, self.region, self.place, self.step = work, region, place, step
         self.before, self.modules = set(work.gm.graph.nodes), set(work.gm._modules)
+        self.held = list(work.regions), list(work.loose)
         self.foreign = False
 
     def __enter__(self) -> Attempt:
@@ -293,7 +294,10 @@ class Attempt:
             self.foreign = isinstance(error, NoExperts)
             refuse(self.region, f"{self.step}: {error.reason}", error.node if where_of(error.node)[0] else self.place)
         if not self.region.lowered:
-            forget(self.work.gm, self.before, self.modules)
+            erase_new(self.work.gm.graph, self.before)
+            for name in set(self.work.gm._modules) - self.modules:  # the bodies that it made
+                delattr(self.work.gm, name)
+            self.work.regions, self.work.loose = self.held
         return isinstance(error, Differ)
 
     @property
@@ -373,26 +377,21 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:
     """A loop over range(n) whose sum is not understood: its iterations written out, if that makes an operator of it."""
     graph = work.gm.graph
-    before, modules = set(graph.nodes), set(work.gm._modules)
-    regions, loose = list(work.regions), list(work.loose)
-    written = write_out(work.gm, loop)
-    if written is None:
-        forget(work.gm, before, modules)
-        return
-    carried = graph.call_function(tuple, (tuple(written.carried),))  # (what is opened gives others in their place)
-    loop.prepend(carried)
-    opened, _ = open_branches(work, written.branches)
-    downs = next((downs for downs in runs(graph) if not before & set(downs)), [])
-    asked = {one.down: one.asked for one in opened}
-    found, _ = in_equal_parts(downs, partial(replace_piece, work, asked=asked))
-    if not found or not all(one.lowered for one in found):
-        forget(work.gm, before, modules)
-        work.regions, work.loose = regions, loose
-        return
-    settle_branches(work, opened, set(work.loose))
-    for name, value in vars(found[0]).items():
-        if name not in ("file", "line", "idiom"):
-            setattr(region, name, value)
+    with Attempt(work, region, loop) as attempt:
+        if (written := write_out(work.gm, loop)) is None:
+            return
+        carried = graph.call_function(tuple, (tuple(written.carried),))  # (what is opened gives others in their place)
+        loop.prepend(carried)
+        opened, _ = open_branches(work, written.branches)
+        downs = next((downs for downs in runs(graph) if not attempt.before & set(downs)), [])
+        asked = {one.down: one.asked for one in opened}
+        found, _ = in_equal_parts(downs, partial(replace_piece, work, asked=asked))
+        if not found or not all(one.lowered for one in found):
+            return
+        settle_branches(work, opened, set(work.loose))
+        for name, value in vars(found[0]).items():
+            if name not in ("file", "line", "idiom"):
+                setattr(region, name, value)
     region.refusal = region.blocker = None
     region.idiom += ", written out, each expert on rows of its own"
     results: Any = carried.args[0]
@@ -591,10 +590,3 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
         iterations = build_loop(work.gm, anchors, storage)
         replace_loop(work, iterations.loop, storage, region, iterations, users=True)
     return region
-
-
-def forget(gm: fx.GraphModule, before: set[fx.Node], modules: set[str]) -> None:
-    """Take out again what a failed attempt wrote, and the bodies that it made."""
-    erase_new(gm.graph, before)
-    for name in set(gm._modules) - modules:
-        delattr(gm, name)
