@@ -40,7 +40,7 @@ from moebius.lowering.repeats import (
     write_body,
 )
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
-from moebius.lowering.values import copy_node
+from moebius.lowering.values import copy_node, results_of, stands_at
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Iteration:
                 made.append(copy)
                 twin = twins.get(node.meta.get("number"))
                 if twin is not None:
-                    copy.meta.update({key: twin.meta[key] for key in ("where", "stack", "number") if key in twin.meta})
+                    stands_at(copy, twin)
         raise AssertionError("a graph without output")
 
 
@@ -189,12 +189,6 @@ def are_fresh(graph: fx.Graph) -> bool:
     roots = [storage.roots[result] for result in results_of(graph)]
     every = [root for found in roots for root in found]
     return len(set(every)) == len(every) and not any(root.op in ("placeholder", "get_attr") for root in every)
-
-
-def results_of(body: fx.Graph) -> list[fx.Node]:
-    """What a layer's graph returns: some of its nodes."""
-    results: Any = body.output_node().args[0]
-    return list(results)
 
 
 def modules_of(parts: list[fx.GraphModule]) -> dict[str, Any] | None:

@@ -127,6 +127,12 @@ def computed_of(starts: Iterable[fx.Node], onwards: Onwards | None = None) -> se
     return seen
 
 
+def results_of(graph: fx.Graph) -> list[Any]:
+    """What a graph gives out."""
+    given: Any = graph.output_node().args[0]
+    return list(given) if isinstance(given, tuple | list) else [given]
+
+
 def nodes_between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
     """The nodes that stand behind the first, which is no later one, and before the last."""
     node = first.next

@@ -33,7 +33,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.torch_private import sizes_key
-from moebius.lowering.values import add_call, certain, computed_of, tensor_of, value_of
+from moebius.lowering.values import add_call, certain, computed_of, put_before, stands_at, tensor_of, value_of
 
 SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
 PLACES = SUMS | {"index_copy"}  # (which replaces rows)
@@ -553,19 +553,14 @@ def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> Unrol
     base = places[0].base
     carried = (base,) if builder.carried else ()
     captures = (() if builder.carried else (chased(base),)) + tuple(builder.captures)
-    with gm.graph.inserting_before(builder.first):
-        get_body = gm.graph.get_attr(name)
-        loop = gm.graph.call_function(expert_loop, (get_body, len(places), carried, captures))
-        total = gm.graph.call_function(operator.getitem, (loop, 0)) if builder.carried else None
-    for node in [node for node in (get_body, loop, total) if node is not None]:
-        node.meta.update({k: places[0].inner.meta[k] for k in ("where", "stack") if k in places[0].inner.meta})
+    first, at = builder.first, places[0].inner
+    with gm.graph.inserting_before(first):
+        get_body = stands_at(gm.graph.get_attr(name), at)
     get_body.meta["val"] = None
-    loop.meta["val"] = tuple(value_of(c) for c in carried)
-    storage.add(get_body)
-    storage.add(loop)
-    if total is not None:
-        total.meta["val"] = value_of(base)
-        storage.add(total)
+    loop = put_before(first, expert_loop, (get_body, len(places), carried, captures), at, value_of(carried))
+    total = put_before(first, operator.getitem, (loop, 0), at, value_of(base)) if builder.carried else None
+    for node in (get_body, loop, *([total] if total is not None else [])):
+        storage.add(node)
     drawn = [node for nodes in builder.drawn for node in nodes if node.graph is gm.graph]
     return Unrolled(places, loop, total, builder.stacked, builder.skipping, drawn)
 

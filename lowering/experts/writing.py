@@ -33,7 +33,6 @@ from moebius.lowering.values import (
     shape_of,
     stands_at,
     tensor_of,
-    where_of,
 )
 
 LAYERS = itertools.count()
@@ -354,9 +353,7 @@ def guard_routing(claim: Claim, writer: Writer, index: fx.Node) -> None:
         conditions.append(writer.call(torch.lt, index, found.high))
     condition = conditions[0] if len(conditions) == 1 else writer.call(torch.logical_and, *conditions)
     message = f"a routing index lies outside of [{found.low}, {found.high}): this layer has {claim.experts} experts"
-    with writer.graph.inserting_before(claim.reader.loop):
-        check = writer.graph.call_function(assert_holds, (writer.call(torch.all, condition), message))
-        check.meta.update(val=None, where=where_of(claim.node), stack=claim.node.meta.get("stack", ()))
+    put_before(claim.reader.loop, assert_holds, (writer.call(torch.all, condition), message), claim.node, None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -380,19 +377,12 @@ def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
             target.replace_all_uses_with(result, delete_user_cb=lambda user: loop < user)
             storage.replace(target, result)
         else:
-            storage.add(add_in_place(loop, claim.node, target, result))
+            # (not by add_call: its value is that of ``target``, which must not be written here)
+            storage.add(put_before(loop, "add_", (target, result), claim.node, target.meta["val"]))
     operands = loop.all_input_nodes
     loop.graph.erase_node(loop)
     storage.forget(loop)
     return operands
-
-
-def add_in_place(loop: fx.Node, like: fx.Node, target: fx.Node, result: fx.Node) -> fx.Node:
-    """``target += result``. Not through add_call: its value is that of ``target``, which must not be written here."""
-    with loop.graph.inserting_before(loop):
-        node = loop.graph.call_method("add_", (target, result))
-    node.meta.update({key: like.meta[key] for key in ("where", "stack") if key in like.meta}, val=target.meta["val"])
-    return node
 
 
 def give_back(claim: Claim, total: fx.Node | None) -> None:

@@ -23,6 +23,7 @@ from moebius.lowering.step.asked import ASKED, ask_before
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.selective import Keeper, mark_places
 from moebius.lowering.torch_private import set_grad_enabled
+from moebius.lowering.values import put_before
 
 CONTRACT = Contract(
     name="checkpoint",
@@ -203,9 +204,9 @@ def outline(gm: fx.GraphModule) -> None:
     for count, begin, inside, end in stretches(gm, MARKS):
         *options, selective = begin.args[:5]
         if options[1]:
-            keep_mode(gm.graph, begin, inside)
+            keep_mode(begin, inside)
         if isinstance(selective, bool):
-            options.append(mark_places(gm.graph, begin, inside, selective))
+            options.append(mark_places(begin, inside, selective))
         name = f"checkpoint_{count}"
         outline_call(gm, inside, begin, name, checkpointed, *options, last=end)
         if ASKED in begin.meta:
@@ -213,14 +214,12 @@ def outline(gm: fx.GraphModule) -> None:
             body.meta[ASKED] = begin.meta[ASKED]
 
 
-def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:
+def keep_mode(begin: fx.Node, inside: list[fx.Node]) -> None:
     """Grad mode is switched within the mode that the body begins in: off in forward, on when backward runs it again."""
     switches = [n for n in inside if n.op == "call_function" and n.target is set_grad_enabled]
     if not switches:
         return
-    with graph.inserting_before(inside[0]):
-        outside = graph.call_function(torch.is_grad_enabled)
-    outside.meta.update({key: begin.meta[key] for key in ("where", "stack", "number")}, val=True)
+    outside = put_before(inside[0], torch.is_grad_enabled, (), begin, True)
     for node in switches:
         node.target, node.args = enable_within, (node.args[0], outside)
     inside.insert(0, outside)

@@ -14,6 +14,7 @@ from moebius.lowering.graph import code_of
 from moebius.lowering.step.asked import ask_before
 from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
+from moebius.lowering.values import put_before
 
 
 class GraphFunction(torch.autograd.Function):
@@ -131,9 +132,8 @@ def put_back_mode(graph: fx.Graph) -> None:
         if depth or "__exit__" not in names:
             continue
         if outside is None:
-            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                outside = graph.call_function(torch.is_grad_enabled)
-            outside.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=False)
+            first = next(n for n in graph.nodes if n.op != "placeholder")
+            outside = put_before(first, torch.is_grad_enabled, (), node, False)
         node.args = (outside,)
 
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.operators import read_call
+from moebius.lowering.values import results_of
 
 SHAPES = frozenset({"zeros", "ones", "full"})  # of the size of their argument
 FIRST_ALONE = frozenset({"blocks_apart", "type_as"})
@@ -23,8 +24,7 @@ def ways_out(gm: fx.GraphModule) -> Ways:
 
     Nothing that is written in between is forgotten: what is read of a storage later goes on with what was put there.
     """
-    (output,) = gm.graph.find_nodes(op="output")
-    given = outputs_of(output)
+    given = results_of(gm.graph)
     places = [i for i, value in enumerate(given) if is_differentiable(value)]
     if len(places) < 2:
         return {}
@@ -36,15 +36,9 @@ def is_lost(before: Ways, gm: fx.GraphModule) -> bool:
     """Whether an output is no longer on the way to another one that it was on the way to."""
     if not any(before.values()):
         return False
-    (output,) = gm.graph.find_nodes(op="output")
-    given = outputs_of(output)
+    given = results_of(gm.graph)
     found = reached(gm.graph, {i: given[i] for i in before})
     return any(ways & ~found[given[i]] for i, ways in before.items())
-
-
-def outputs_of(output: fx.Node) -> list[fx.Node]:
-    (given,) = output.args
-    return list(given) if isinstance(given, tuple | list) else [given]  # type: ignore[list-item, arg-type]
 
 
 def is_differentiable(value: object) -> bool:

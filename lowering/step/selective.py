@@ -13,6 +13,8 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from moebius.lowering.values import put_before
+
 KEPT = "kept"  # in a node's meta: for each operator that the node runs, its name, and whether the policy keeps it
 Answers = Sequence[tuple[str, bool]]
 Place = tuple[tuple[str, tuple[bool, ...]], ...]
@@ -57,12 +59,9 @@ def keep_at(policy: Keeper, place: int, loops: bool) -> None:
     policy.at(place, loops)
 
 
-def mark_places(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node], allow_mutation: bool) -> fx.Node:
+def mark_places(begin: fx.Node, inside: list[fx.Node], allow_mutation: bool) -> fx.Node:
     """Marks among the nodes of a body. Returns the node that makes their policy, which stands before the body."""
-    meta = {key: begin.meta[key] for key in ("where", "stack", "number")} | {"val": None}
-    with graph.inserting_before(inside[0]):
-        policy = graph.call_function(keeper, ())
-    policy.meta.update(meta)
+    policy = put_before(inside[0], keeper, (), begin, None)
     places: list[Place] = []
     marked: list[fx.Node] = []
     last: tuple[int, bool] | None = None
@@ -73,10 +72,7 @@ def mark_places(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node], allow_mu
             places.append(place)
         now = (len(places) - 1, loops) if place else (NOWHERE, False)
         if now != last and (place or node.op != "get_attr"):
-            with graph.inserting_before(node):
-                mark = graph.call_function(keep_at, (policy, *now))
-            mark.meta.update(meta)
-            marked.append(mark)
+            marked.append(put_before(node, keep_at, (policy, *now), begin, None))
             last = now
         marked.append(node)
     policy.args = (allow_mutation, tuple(places))
