@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import threading
 import zlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -173,7 +172,7 @@ def exchange(sent: Tensor, out: list[Any], back: list[Any], purpose: str, group_
     return received
 
 
-class _Send(torch.autograd.Function):
+class Send(torch.autograd.Function):
     """Rows of tensors, [T, ...] each, to the ranks that they are for, in one exchange: what arrived, [U, ...] each."""
 
     @staticmethod
@@ -192,11 +191,11 @@ class _Send(torch.autograd.Function):
     def backward(ctx: Any, *grads_U: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[-len(grads_U) :]
         held = [grad_U for grad_U, wants in zip(grads_U, wanted, strict=True) if wants]
-        back = iter(_Return.apply(ctx.ticket, *ctx.saved_tensors, *held))
+        back = iter(Return.apply(ctx.ticket, *ctx.saved_tensors, *held))
         return None, None, None, *(next(back) if wants else None for wants in wanted)
 
 
-class _Return(torch.autograd.Function):
+class Return(torch.autograd.Function):
     """Rows like the received ones, [U, ...] each, to where those came from, in one exchange; summed for each of this
     rank's tokens: [T, ...] each."""
 
@@ -205,11 +204,11 @@ class _Return(torch.autograd.Function):
         ctx.save_for_backward(rows_S)
         ctx.ticket = ticket
         arrived = exchange(pack(tensors), ticket.received, ticket.sent, "combine", ticket.group_name)
-        return tuple(_sum_rows(rows, rows_S, ticket.tokens) for rows in unpack(arrived, tensors))
+        return tuple(sum_rows(rows, rows_S, ticket.tokens) for rows in unpack(arrived, tensors))
 
     @staticmethod
     def backward(ctx: Any, *grads_T: Tensor) -> tuple[Any, ...]:
-        return None, None, *_Send.apply(ctx.ticket, True, *ctx.saved_tensors, *grads_T)  # a layer's first in backward
+        return None, None, *Send.apply(ctx.ticket, True, *ctx.saved_tensors, *grads_T)  # a layer's first in backward
 
 
 def meet_again(ticket: Ticket, rows_S: Tensor) -> Tensor:
@@ -227,7 +226,8 @@ def zeros_to_add(t_S: Tensor, tokens: Any) -> Tensor:
     return torch.zeros((tokens, *t_S.shape[1:]), dtype=wide, device=t_S.device)
 
 
-def _sum_rows(t_S: Tensor, rows_S: Tensor, tokens: Any) -> Tensor:
+def sum_rows(t_S: Tensor, rows_S: Tensor, tokens: Any) -> Tensor:
+    """[tokens, ...]: the sum of each token's rows."""
     sum_T = zeros_to_add(t_S, tokens)
     return sum_T.index_add(0, rows_S, t_S.to(sum_T.dtype)).to(t_S.dtype)
 
@@ -259,18 +259,6 @@ def route(
     ticket = Ticket(group_name, where, sizes, tokens, counts[:ranks], counts[ranks:], visit, own, backward, ran)
     torch._check(rows_S.shape[0] == sum(ticket.sent))
     return rows_S, ticket
-
-
-def send_rows(tensors: Sequence[Tensor], rows_S: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
-    """Rows of these tensors, [T, ...] each, to the ranks that they are for: what arrived here. Collective."""
-    arrived: tuple[Tensor, ...] = _Send.apply(ticket, False, rows_S, *tensors)
-    return arrived
-
-
-def return_rows(t_U: Tensor, rows_S: Tensor, ticket: Ticket) -> Tensor:
-    """Rows like the received ones to where those came from, summed for each of this rank's tokens. Collective."""
-    home: tuple[Tensor] = _Return.apply(ticket, rows_S, t_U)
-    return home[0]
 
 
 def where_any_ran(out_TD: Tensor, ticket: Ticket) -> Tensor:

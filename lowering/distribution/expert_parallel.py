@@ -30,7 +30,7 @@ def dispatch(
     """
     held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
     rows_S, ticket = exchange.route(index_TK, num_experts, group_name, place, _form(held), backward, owed, skips)
-    return *_by_expert(exchange.send_rows(held, rows_S, ticket), ticket, num_experts), rows_S, ticket
+    return *_by_expert(exchange.Send.apply(ticket, False, rows_S, *held), ticket, num_experts), rows_S, ticket
 
 
 def _form(held: list[Tensor]) -> str:
@@ -62,14 +62,9 @@ def outline(x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None) -> tuple[A
 
 def combine(y_RD: Tensor, token_R: Tensor, rows_S: Tensor, ticket: exchange.Ticket) -> Tensor:
     """Send results home and add them up: out_TD, of this rank's tokens. Collective."""
-    out_TD = exchange.return_rows(_by_token(y_RD, token_R, sum(ticket.received)), rows_S, ticket)
+    y_UD = exchange.sum_rows(y_RD, token_R, sum(ticket.received))  # of each received row
+    (out_TD,) = exchange.Return.apply(ticket, rows_S, y_UD)
     return exchange.where_any_ran(out_TD, ticket)
-
-
-def _by_token(y_RD: Tensor, token_R: Tensor, rows: Any) -> Tensor:
-    """[U, D]: the sum of each received row's results."""
-    y_UD = exchange.zeros_to_add(y_RD, rows)
-    return y_UD.index_add(0, token_R, y_RD.to(y_UD.dtype)).to(y_RD.dtype)
 
 
 # The same in chunks, with exchanges that are begun and waited for: overlap.py writes them into the graph.
@@ -85,7 +80,8 @@ def start_dispatch(
     asked = (num_experts, group_name, place, _form(held), backward, owed, skips, chunks)
     rows_S, ticket = exchange.route(index_TK, *asked)
     layer = in_flight.Chunked(ticket, chunks, num_experts, held)
-    in_flight.start_dispatch(held, rows_S, layer)
+    coming = in_flight.StartDispatch.apply(layer, rows_S, *held)
+    layer.coming = list(zip(coming[:chunks], coming[chunks:], strict=True))
     return layer, rows_S
 
 
@@ -94,7 +90,8 @@ def wait_dispatch(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """x_RD, expert_R1, weight_R1 and token_R of a chunk: what :func:`dispatch` gives."""
     layer, _ = sent
-    return _by_expert(in_flight.wait_dispatch(layer, chunk), layer.ticket, layer.num_experts)
+    arrived = in_flight.WaitDispatch.apply(layer, chunk, *layer.coming[chunk])
+    return _by_expert(arrived, layer.ticket, layer.num_experts)
 
 
 def start_combine(
@@ -103,13 +100,15 @@ def start_combine(
     """Begin to send a chunk's results home; what :func:`wait_combine` takes. Collective."""
     layer, _ = sent
     rows = sum(layer.part(layer.ticket.received, chunk))
-    return in_flight.start_combine(layer, chunk, _by_token(y_RD, token_R, rows))
+    coming: tuple[Tensor, Tensor] = in_flight.StartCombine.apply(layer, chunk, exchange.sum_rows(y_RD, token_R, rows))
+    return coming
 
 
 def wait_combine(sent: tuple[in_flight.Chunked, Tensor], *coming: tuple[Tensor, Tensor]) -> Tensor:
     """out_TD, of this rank's tokens, once all chunks' results are here."""
     layer, rows_S = sent
-    return exchange.where_any_ran(in_flight.wait_combine(layer, rows_S, coming), layer.ticket)
+    buffers, leads = zip(*coming, strict=True)
+    return exchange.where_any_ran(in_flight.WaitCombine.apply(layer, rows_S, *buffers, *leads), layer.ticket)
 
 
 def own_experts(weight_E: Tensor, group_name: str) -> Tensor:

@@ -71,7 +71,7 @@ class Chunked:
         return [item for item, wants in zip(items, self.wanted, strict=True) if wants]
 
 
-class _StartDispatch(torch.autograd.Function):
+class StartDispatch(torch.autograd.Function):
     """Rows of tensors, [T, ...] each, begin their way: N buffers, and N scalars that lead autograd back here."""
 
     @staticmethod
@@ -92,7 +92,7 @@ class _StartDispatch(torch.autograd.Function):
         return None, None, *(next(sums) if wants else None for wants in layer.wanted)
 
 
-class _WaitDispatch(torch.autograd.Function):
+class WaitDispatch(torch.autograd.Function):
     """What arrived of a chunk, [U, ...] each."""
 
     @staticmethod
@@ -111,7 +111,7 @@ class _WaitDispatch(torch.autograd.Function):
         return None, None, None, held[0].new_zeros(())
 
 
-class _StartCombine(torch.autograd.Function):
+class StartCombine(torch.autograd.Function):
     """Rows like the received ones of a chunk begin their way home: a buffer, and a scalar that leads autograd here."""
 
     @staticmethod
@@ -127,7 +127,7 @@ class _StartCombine(torch.autograd.Function):
         return None, None, wait_tensor(ctx.layer.gradients.pop(("results", ctx.chunk)))
 
 
-class _WaitCombine(torch.autograd.Function):
+class WaitCombine(torch.autograd.Function):
     """What came home of all chunks, summed for each of this rank's tokens: [T, D]."""
 
     @staticmethod
@@ -145,27 +145,3 @@ class _WaitCombine(torch.autograd.Function):
         for chunk in reversed(range(layer.chunks)):  # (in the order in which autograd comes to their experts)
             layer.gradients["results", chunk] = layer.begin(pack([grad_TD], parts[chunk]), chunk, home=False)
         return None, None, *(None for _ in parts), *(grad_TD.new_zeros(()) for _ in parts)
-
-
-def start_dispatch(tensors: Sequence[Tensor], rows_S: Tensor, layer: Chunked) -> None:
-    """Rows of these tensors, [T, ...] each, to the ranks that they are for, in N exchanges. Collective."""
-    coming = _StartDispatch.apply(layer, rows_S, *tensors)
-    layer.coming = list(zip(coming[: layer.chunks], coming[layer.chunks :], strict=True))
-
-
-def wait_dispatch(layer: Chunked, chunk: int) -> tuple[Tensor, ...]:
-    """What arrived of a chunk, [U, ...] each."""
-    arrived: tuple[Tensor, ...] = _WaitDispatch.apply(layer, chunk, *layer.coming[chunk])
-    return arrived
-
-
-def start_combine(layer: Chunked, chunk: int, y_UD: Tensor) -> tuple[Tensor, Tensor]:
-    """Results of a chunk's rows to where those came from: what :func:`wait_combine` takes. Collective."""
-    coming: tuple[Tensor, Tensor] = _StartCombine.apply(layer, chunk, y_UD)
-    return coming
-
-
-def wait_combine(layer: Chunked, rows_S: Tensor, coming: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """[T, D]: the sums of what comes home, of all chunks."""
-    out_TD: Tensor = _WaitCombine.apply(layer, rows_S, *(one[0] for one in coming), *(one[1] for one in coming))
-    return out_TD

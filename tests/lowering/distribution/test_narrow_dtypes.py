@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from moebius import capture, stats
 from moebius.lowering.distribution import Sharded
-from moebius.lowering.distribution.exchange import _sum_rows
+from moebius.lowering.distribution.exchange import sum_rows
 from moebius.lowering.distribution.packing import pack, unpack
 
 E, D, N, K, OUT, STEPS, DIVISOR = 4, 16, 12, 2, 3, 4, 16
@@ -129,7 +129,7 @@ def test_within_the_rounding_of_the_dtype(on_ranks, way, tokens):
 def test_rows_that_return_are_summed_in_float32(dtype, unit):
     """One rounding a token, however many ranks send it results: 1 + unit alone is rounded back to 1."""
     rows = torch.tensor([[1.0], [unit], [unit]], dtype=dtype)
-    assert _sum_rows(rows, torch.zeros(3, dtype=torch.int64), 1).item() == 1 + 2 * unit
+    assert sum_rows(rows, torch.zeros(3, dtype=torch.int64), 1).item() == 1 + 2 * unit
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
