@@ -17,7 +17,7 @@ How a caller (capture) uses it:
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """
-from moebius.lowering.distribution import simulate as simulate
+from moebius.lowering.distribution import simulate
 from moebius.lowering.distribution.channels import Traffic, traffic
 from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
 from moebius.lowering.distribution.place import (
@@ -33,11 +33,3 @@ from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.steps import look_at_optimizers, nothing_unseen
 from moebius.lowering.distribution.weighing import weigh_by_tokens
 from moebius.lowering.planner.traffic import Bytes, RegionShape, bytes_for, expected_bytes
-
-__all__ = [
-    "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
-    "average_gradients", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
-    "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place", "parts_of",
-    "place", "place_parameters", "place_state", "resolve_plan",
-    "to_graph_input", "traffic", "weigh_by_tokens",
-]
