@@ -21,7 +21,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, computes, is_torchs
 from moebius.lowering.graph import SkipTurn, expert_loop
 from moebius.lowering.memo import remembering
-from moebius.lowering.operators import draws, loop_body, read_call
+from moebius.lowering.operators import call_name, draws, loop_body, read_call
 from moebius.lowering.step import gradient_of, set_gradient
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.torch_private import draws_numbers
@@ -78,9 +78,9 @@ class Plan:
         self.inputs = list(graph.find_nodes(op="placeholder"))
         self.results: Any = graph.output_node().args[0]
         self.storage = Storage(graph)
-        self.reached = [node for node in graph.nodes if name_of(node) not in PASSED_OVER]
+        self.reached = [node for node in graph.nodes if call_name(node) not in PASSED_OVER]
         loops = [node for node in self.reached if node.target is expert_loop]
-        asked = [*loops, *(node for node in self.reached if name_of(node) == "skip_iteration")]
+        asked = [*loops, *(node for node in self.reached if call_name(node) == "skip_iteration")]
         last = max(asked) if asked else None
         if not whole:
             self.reached = [node for node in self.reached if last is not None and not last < node]
@@ -120,11 +120,6 @@ class Plan:
         carried = self.inputs[1 : 1 + len(self.results)]
         read = {root for node in self.needed for root in self.storage.roots[node]}
         return not self.needed.isdisjoint(carried) or not read.isdisjoint(self.inputs_written(self.storage.writers))
-
-
-def name_of(node: fx.Node) -> str:
-    call = read_call(node)
-    return "" if call is None else call.name
 
 
 def may_draw(node: fx.Node) -> bool:
@@ -188,7 +183,7 @@ class Walk:
                 result = args[0]
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(str(node.target))(gm)
-            elif name_of(node) == "skip_iteration":
+            elif call_name(node) == "skip_iteration":
                 passed(skips := bool(next(iter((*args, *kwargs.values())))))
                 if skips:
                     raise SkipTurn

@@ -75,6 +75,11 @@ class Call:
     def __getitem__(self, parameter: str) -> Any:
         return self.args[parameter]
 
+    @property
+    def either_way(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """The two operands, and the other way round."""
+        return (self["input"], self["other"]), (self["other"], self["input"])
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -423,6 +428,12 @@ def product_of(text: Any, *operands: Any) -> Callable[..., torch.Tensor] | None:
     if result != rows[:-1] + outer:
         return None
     return torch.matmul if matrix[0] == inner else torch.nn.functional.linear
+
+
+def call_name(node: Any) -> str:
+    """The one name of what a node calls; empty where the tables do not know it."""
+    call = read_call(node)
+    return "" if call is None else call.name
 
 
 def operator_name(target: Any) -> str | None:

@@ -17,7 +17,7 @@ from torch import fx
 from moebius.lowering.aliasing import only_computes, writes_into
 from moebius.lowering.draft import copy_graph
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LoweringOptions
-from moebius.lowering.operators import PRODUCTS, loop_body, read_call
+from moebius.lowering.operators import PRODUCTS, call_name, loop_body
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.torch_private import quiet_fakes
 from moebius.lowering.values import (
@@ -208,8 +208,7 @@ def nodes_of(gm: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def body_of(node: fx.Node) -> fx.GraphModule | None:
-    call = read_call(node)
-    return loop_body(node) if call is not None and call.name == "expert_loop" else None
+    return loop_body(node) if call_name(node) == "expert_loop" else None
 
 
 def removable(node: fx.Node) -> bool:
@@ -277,8 +276,8 @@ def products_of(gm: fx.GraphModule) -> int:
     for node in reversed(gm.graph.nodes):
         if node in live or node.op == "output" or not only_computes(node):
             live.update(node.all_input_nodes)
-            call, body = read_call(node), body_of(node)
-            count += products_of(body) if body is not None else call is not None and call.name in PRODUCTS
+            body = body_of(node)
+            count += products_of(body) if body is not None else call_name(node) in PRODUCTS
     return count
 
 

@@ -37,6 +37,7 @@ from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
     Call,
+    call_name,
     given_to,
     is_size,
     loop_body,
@@ -286,8 +287,7 @@ def all_are_read(graph: fx.Graph, downs: list[fx.Node], asked: Collection[fx.Nod
 
 def is_number(node: fx.Node) -> bool:
     """Whether it has no gradient whatever it is computed of."""
-    call = read_call(node)
-    told = is_size(node) or (call is not None and call.name in ("item", "tolist"))
+    told = is_size(node) or call_name(node) in ("item", "tolist")
     return told or (tensor_of(node) is not None and not is_floating(node))
 
 
@@ -367,8 +367,7 @@ class Blocks(Builder):
         wanted = computed_of([node for node in looked_up if first < node], onwards)
         self.check_written(wanted, storage)
         for node in graph.nodes:
-            call = read_call(node) if first < node < last else None
-            if call is not None and call.name == "set_grad_enabled":
+            if first < node < last and call_name(node) == "set_grad_enabled":
                 raise Differ("gradients are switched between the experts", node)
             if node.target is require_branch and first < node < last and not self.is_passed(node):
                 raise Differ("the step may be left between the experts, at a branch on data", node)

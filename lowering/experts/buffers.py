@@ -52,7 +52,7 @@ def straighten(work: Work, wanted: bool) -> None:
         call = read_call(node)
         if call is None or call.name != "add" or call["alpha"] != 1:
             continue
-        for base, part in ((call["input"], call["other"]), (call["other"], call["input"])):
+        for base, part in call.either_way:
             if type(base) is int and base == 0 and (found := written_part(part, node)) is not None and found.adds:
                 node.replace_all_uses_with(part)  # what sum() begins with
                 graph.erase_node(node)
@@ -128,7 +128,7 @@ def written_part(end: Any, reader: fx.Node) -> Part | None:
         return scaled_nowhere(end, reader)
     call = read_call(end)
     if call is not None and call.name == "mul" and not call.op.inplace:
-        for part, gate in ((call["input"], call["other"]), (call["other"], call["input"])):
+        for part, gate in call.either_way:
             if isinstance(part, fx.Node) and isinstance(gate, fx.Node) and is_gate(gate, end):
                 found = written_part(part, end)
                 if found is not None and found.gate is None:

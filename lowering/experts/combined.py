@@ -206,8 +206,7 @@ def summed(node: fx.Node) -> Combined | None:
         return Combined(whole.rows, None, None, whole.between) if whole.is_summed(dim) else None
     if not isinstance(dim, int) or product is None or product.name != "mul" or product.op.inplace:
         return None
-    operands = (product["input"], product["other"])
-    for one, other in (operands, operands[::-1]):
+    for one, other in product.either_way:
         stack = stack_of(one) if isinstance(one, fx.Node) and rank_of(one) > 2 else None
         if stack is not None and stack.is_summed(dim):
             found = pair(stack, other, stack.letters, (product.node,))

@@ -86,7 +86,7 @@ class Counting:
         if call is not None and call.name == "one_hot":
             return self.slots(call["input"]) if call["num_classes"] == self.experts else None
         if call is not None and call.name == "eq":
-            for one, other in ((call["input"], call["other"]), (call["other"], call["input"])):
+            for one, other in call.either_way:
                 if self.every(other, 0) and isinstance(one, fx.Node) and same_size((shape_of(one) or (0,))[-1], 1):
                     return self.slots(one)
         marked = self.written(table, "scatter")

@@ -38,7 +38,7 @@ from moebius.lowering.experts.routing import distinct, index_root, is_among
 from moebius.lowering.experts.unrolled_loops import Builder, Differ, NoExperts, Place, Unrolled, loop_of
 from moebius.lowering.experts.views import FULL, column_of
 from moebius.lowering.experts.zeros import Zeros, one_of, scatter_into
-from moebius.lowering.operators import PRODUCTS, draws, is_pure, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, call_name, draws, is_pure, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import (
     add_call,
@@ -99,8 +99,7 @@ def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
     call = read_call(node)
     if call is None or call.name != "add" or call["alpha"] != 1:
         return None
-    pair = (call["input"], call["other"])
-    for base, rows in (pair, pair[::-1]):
+    for base, rows in call.either_way:
         if call.op.inplace and base is not call["input"]:
             continue
         zero = type(base) is int and base == 0
@@ -528,8 +527,7 @@ def alike(keys: tuple, pattern: tuple) -> bool:
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Unrolled:
     """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
     for node in gm.graph.nodes:
-        call = read_call(node) if nodes[0] < node < nodes[-1] else None
-        if call is not None and call.name == "require_branch":
+        if nodes[0] < node < nodes[-1] and call_name(node) == "require_branch":
             raise Differ("the step may be left between the iterations, at a branch on data", node)
     places = []
     for node in nodes:
@@ -540,8 +538,7 @@ def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> U
         builder.build()
     except Differ as difference:
         raise NoExperts(difference.reason, difference.node) from None
-    calls = [read_call(node) for node in builder.body.nodes]
-    if not any(call is not None and call.name in PRODUCTS for call in calls):
+    if not any(call_name(node) in PRODUCTS for node in builder.body.nodes):
         raise NoExperts("no product is in the iterations", nodes[0])
     Sparse(builder, storage).rewrite()
     return loop_of(gm, builder, fx.GraphModule(torch.nn.Module(), builder.body))

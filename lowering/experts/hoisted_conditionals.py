@@ -44,6 +44,7 @@ from moebius.lowering.operators import (
     NEVER_FAILING,
     Call,
     added_body,
+    call_name,
     draws,
     given_to,
     is_size,
@@ -317,7 +318,7 @@ class Opening:
         self.asked: Any = None  # the condition, once it is known outside
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
         downs = [node for node in calls if rows_of(node)]
-        self.skips = [node for node in self.body.nodes if is_skip(node)]
+        self.skips = [node for node in self.body.nodes if call_name(node) == "skip_iteration"]
         self.writes = [node for node in calls if writes_into(node)]
         self.marks = marked(self.body, MARKS)
         if len(downs) != 1 or not self.skips or not (call["carried"] or self.writes):
@@ -491,8 +492,3 @@ class Opening:
                 table[node] = copy_node(body, node, table.__getitem__)
         call = certain(read_call(self.branch))
         return self.loop("rest", body, tuple(call["carried"]), (*call["captures"], down))
-
-
-def is_skip(node: fx.Node) -> bool:
-    call = read_call(node)
-    return call is not None and call.name == "skip_iteration"

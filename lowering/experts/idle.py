@@ -24,7 +24,7 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.out_of_place import alike
 from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, given_to, loop_body, read_call
+from moebius.lowering.operators import Call, call_name, given_to, loop_body, read_call
 from moebius.lowering.values import certain
 
 # What gives zero (or NaN) for zeros: of its first argument, or of all.
@@ -65,7 +65,7 @@ def sum_of_branch(node: fx.Node) -> fx.Node | None:
         return None
     ((add, base),) = adds
     near = [add, *add.all_input_nodes, *(n for one in add.all_input_nodes for n in one.all_input_nodes)]
-    reads = {n for n in near if (c := read_call(n)) is not None and c.name in ("getitem", "add")}
+    reads = {n for n in near if call_name(n) in ("getitem", "add")}
     if not set(base.users) <= reads | {add}:
         return None
     results: Any = body.output_node().args[0]
@@ -73,8 +73,7 @@ def sum_of_branch(node: fx.Node) -> fx.Node | None:
     if list(results) != ([] if written.op.inplace else [add]) or len(call["carried"]) != len(results):
         return None
     for inner in body.nodes:
-        made = read_call(inner)
-        plain = inner.op in ("placeholder", "output") or (made is not None and made.name == "skip_iteration")
+        plain = inner.op in ("placeholder", "output") or call_name(inner) == "skip_iteration"
         if not (plain or inner in reads or inner is add or adds_to_rows(inner) or only_computes(inner)):
             return None
     found = given_to(node)[base]

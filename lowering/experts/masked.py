@@ -42,8 +42,7 @@ def masked(node: Any, column: bool = True) -> Masked | None:
     if call.name == "masked_fill":
         tries = [(call["input"], call["mask"], call["value"], False)]
     elif call.name == "mul":
-        pair = call["input"], call["other"]
-        tries = [(rows, uncast(mask), 0, True) for rows, mask in (pair, pair[::-1])]
+        tries = [(rows, uncast(mask), 0, True) for rows, mask in call.either_way]
     else:
         condition, one, other = call["condition"], call["input"], call["other"]
         tries = [(one, condition, other, True), (other, condition, one, False)]
@@ -69,8 +68,7 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     call = read_call(node)
     if call is None or call.name != "mul" or call.op.inplace:
         return None
-    pair = (call["input"], call["other"])
-    for rows, gate in (pair, pair[::-1]):
+    for rows, gate in call.either_way:
         if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
             continue
         gate = before_widening(gate)

@@ -27,6 +27,7 @@ from moebius.lowering.operators import (
     ELEMENTWISE,
     PRODUCTS,
     Call,
+    call_name,
     draws,
     given_to,
     loop_body,
@@ -225,7 +226,7 @@ def summands(node: fx.Node, one: Any, other: Any, inplace: bool, sums: dict) -> 
 def readers(node: fx.Node) -> list[fx.Node]:
     """Its users, but for those that only change it in place, or take its shape."""
     calls = [(user, read_call(user)) for user in node.users]
-    shapes = [user for user, call in calls if call is not None and call.name in CONSTANT]
+    shapes = [user for user in node.users if call_name(user) in CONSTANT]
     changes = [user for user, call in calls if call is not None and call.op.inplace and not user.users]
     return [user for user in node.users if user not in shapes and user not in changes]
 
@@ -449,8 +450,7 @@ def is_parameter(node: Any) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    call = read_call(node)
-    return (call is not None and call.name in PRODUCTS) or node.target in OTHER_PRODUCTS
+    return call_name(node) in PRODUCTS or node.target in OTHER_PRODUCTS
 
 
 def root_of(node: fx.Node) -> Any:

@@ -294,10 +294,10 @@ class Attempt:
             self.foreign = isinstance(error, NoExperts)
             refuse(self.region, f"{self.step}: {error.reason}", error.node if where_of(error.node)[0] else self.place)
         if not self.region.lowered:
-            erase_new(self.work.gm.graph, self.before)
-            for name in set(self.work.gm._modules) - self.modules:  # the bodies that it made
-                delattr(self.work.gm, name)
-            self.work.regions, self.work.loose = self.held
+            gm, (self.work.regions, self.work.loose) = self.work.gm, self.held
+            erase_new(gm.graph, self.before)
+            for name in set(gm._modules) - self.modules:  # the bodies that it made
+                delattr(gm, name)
         return isinstance(error, Differ)
 
     @property

@@ -15,7 +15,7 @@ from torch import fx
 
 from moebius.lowering.experts.batched import index_of, parameter_of, weight_of
 from moebius.lowering.experts.views import BATCHED, equation_of, moved, sized_one
-from moebius.lowering.operators import ELEMENTWISE, Call, behind, read_call
+from moebius.lowering.operators import ELEMENTWISE, Call, behind, call_name, read_call
 from moebius.lowering.values import certain, rank_of, shape_of, tensor_of
 
 SUMS_OF_ROWS = frozenset({torch.stack})
@@ -178,8 +178,7 @@ def has_tensor(index: Any) -> bool:
 
 def is_mixing(node: fx.Node) -> bool:
     """A product of two tensors of which none is a parameter."""
-    call = read_call(node)
-    product = is_product(node) or (call is not None and call.name == "matmul")
+    product = is_product(node) or call_name(node) == "matmul"
     return product and len(node.all_input_nodes) == 2 and all(map(is_data, node.all_input_nodes))
 
 

@@ -25,7 +25,7 @@ from moebius.lowering.values import dtype_of, rank_of, same_shape, shape_of
 @rule("mul")
 def masked_weights(reader: Reader, call: Call) -> Fact | None:
     """``weight * (index == e)``, the mask cast or not."""
-    for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
+    for left, right in call.either_way:
         weight, mask, dtype = reader.fact(left), reader.fact(right), dtype_of(left)
         if not isinstance(weight, Invariant) or not isinstance(mask, Mask) or call.op.inplace or dtype is None:
             continue

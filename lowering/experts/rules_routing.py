@@ -134,7 +134,7 @@ def selected(mask: Mask) -> Selection:
 @rule("and", "mul")
 def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
     """``one_hot(index) * (place < capacity)``: the one_hot of an index that is -1 where a slot is dropped."""
-    for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
+    for left, right in call.either_way:
         fact, keep = reader.fact(left), reader.fact(right)
         if not isinstance(fact, OneHot) or not isinstance(keep, Invariant) or call.op.inplace or fact.classes < 0:
             continue
@@ -197,7 +197,7 @@ def rows_of_one_hot(reader: Reader, call: Call, fact: OneHot) -> Fact | None:
 @rule("and", "mul")
 def drop_slots(reader: Reader, call: Call) -> Fact | None:
     """``(index == e) & (place < capacity)``: some slots are dropped, whatever their expert."""
-    for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
+    for left, right in call.either_way:
         mask, keep = reader.fact(left), reader.fact(right)
         if not isinstance(mask, Mask) or not isinstance(keep, Invariant) or call.op.inplace:
             continue
@@ -410,7 +410,7 @@ def column_or_vector(reader: Reader, call: Call, fact: Coordinate | RowWeight | 
 @rule("mul")
 def numbers_in_rows(reader: Reader, call: Call) -> Fact | None:
     """``numel()`` of a matrix with one row for each selected position: so many in each row."""
-    for rows, each in ((call["input"], call["other"]), (call["other"], call["input"])):
+    for rows, each in call.either_way:
         count, times = reader.fact(rows), reader.fact(each)
         if isinstance(count, RowCount) and isinstance(times, Constant) and type(times.value) is int and times.value > 0:
             return count

@@ -24,6 +24,7 @@ from moebius.lowering.graph import expert_loop, skip_iteration
 from moebius.lowering.operators import (
     added_body,
     behind,
+    call_name,
     draws,
     given_to,
     is_size,
@@ -136,12 +137,11 @@ def place_in_branch(node: fx.Node) -> Place | None:
     for inside in body.nodes:
         if inside.op in ("placeholder", "output", "get_attr"):
             continue
-        made = read_call(inside)
-        if made is not None and made.name == "skip_iteration":
+        if call_name(inside) == "skip_iteration":
             if inner:
                 return None
             skips.append(inside)
-        elif made is not None and made.name in PLACES:
+        elif call_name(inside) in PLACES:
             inner.append(inside)
         elif not only_computes(inside) and not adds_to_rows(inside) and not draws(inside):
             return None
