@@ -158,21 +158,12 @@ class RowsWriter:
         made = certain(tensor_of(call.node))
         vector = writer.cast(writer.vector(bias), made.dtype) if isinstance(bias, Slice) else None
         given = writer.cast(self.place(call["input"]), made.dtype)  # (under autocast: the same casts as it makes)
-        matrix = writer.cast(self.part_of_input(writer.matrix(weight, out_axis), weight, 3 - out_axis), made.dtype)
+        matrix = writer.rows(writer.matrix(weight, out_axis), weight.range_of(3 - out_axis), 2)  # (what is read of it)
+        matrix = writer.cast(matrix, made.dtype)
         rows = certain(tensor_of(given))
         with torch.no_grad():
             value = rows.new_empty((rows.shape[0], (shape_of(matrix) or (0, 0))[1]))
         return writer.put(project, (given, matrix, self.offsets, vector), call.node, value)
-
-
-    def part_of_input(self, matrix: fx.Node, weight: Slice, axis: int) -> fx.Node:
-        """[E, B, A]: of an expert's matrix of which a projection reads some columns."""
-        shape, part = shape_of(matrix), weight.range_of(axis)
-        assert shape is not None
-        if part == range(shape[2]):
-            return matrix
-        columns = slice(part.start, part.stop, part.step)
-        return self.writer.call(operator.getitem, matrix, (slice(None), slice(None), columns))
 
 
 def blocks_of(index: fx.Node) -> tuple[Any, ...]:

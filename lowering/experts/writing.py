@@ -151,12 +151,12 @@ class Writer:
         more = shape[0] != self.claim.experts
         return self.call(operator.getitem, node, slice(None, self.claim.experts)) if more else node
 
-    def rows(self, node: fx.Node, part: range) -> fx.Node:
-        """node[:, part]."""
+    def rows(self, node: fx.Node, part: range, axis: int = 1) -> fx.Node:
+        """node[:, part], or a part along another axis."""
         shape = certain(shape_of(node))
-        if part == range(shape[1]):
+        if part == range(shape[axis]):
             return node
-        return self.call(operator.getitem, node, (slice(None), slice(part.start, part.stop, part.step)))
+        return self.call(operator.getitem, node, (*[slice(None)] * axis, slice(part.start, part.stop, part.step)))
 
     def weight(self, weight: RowWeight, index: fx.Node) -> fx.Node:
         """[T, K] of one factor of the routing weight."""

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from moebius import capture, explain, lowering
+from moebius import capture, explain
 from moebius.api import captured_of
-from moebius.lowering import aliasing, equal_nodes, layers
+from moebius.lowering import aliasing, entry, equal_nodes, layers
 from moebius.lowering.experts import blocks, rewrite
 from moebius.lowering.layers import are_fresh, writes_outside
 from moebius.lowering.repeats import find_layers
@@ -114,7 +114,7 @@ def test_the_whole_graph_is_that_of_all_layers_lowered_one_by_one(monkeypatch):
 
     model, together, apart = Model(), capture(run), capture(run)
     check(together, model)
-    monkeypatch.setattr(lowering, "lower_layers", lambda *args: None)
+    monkeypatch.setattr(entry, "lower_layers", lambda *args: None)
     check(apart, model)
     assert nodes(together) == nodes(apart)
     assert lowered_of(together)[0].regions == lowered_of(apart)[0].regions
@@ -213,7 +213,7 @@ def test_what_a_training_step_costs_does_not_grow_with_its_layers(monkeypatch):
 @pytest.mark.parametrize("off", ["layers", "constants", "no other layers"])
 def test_it_grows_without(off, monkeypatch):
     if off == "layers":
-        monkeypatch.setattr(lowering, "lower_layers", lambda *args: None)
+        monkeypatch.setattr(entry, "lower_layers", lambda *args: None)
     elif off == "constants":
         monkeypatch.setattr(equal_nodes, "BY_TEXT", equal_nodes.BY_TEXT - {torch.device})
     else:  # a graph in which something else comes again and again has no layers with experts

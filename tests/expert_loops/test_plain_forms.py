@@ -137,7 +137,7 @@ ALONE = (selected_alone, one_hots_alone, added_alone, where_alone, mapped_alone)
 def test_what_is_no_experts_is_as_it_was_written(function, monkeypatch):
     """The graph that runs has the operators that the captured one has."""
     seen = []
-    monkeypatch.setattr("moebius.lowering.run_passes", lambda *given: seen.append(passes(*given)) or seen[-1])
+    monkeypatch.setattr("moebius.lowering.entry.run_passes", lambda *given: seen.append(passes(*given)) or seen[-1])
     moebius.reset()
     captured = capture(function)
     generator = torch.Generator().manual_seed(0)
@@ -152,7 +152,7 @@ def test_what_is_no_experts_is_as_it_was_written(function, monkeypatch):
     assert [node.target for node in work.gm.graph.nodes] == [node.target for node in graph.gm.graph.nodes]
 
 
-passes = moebius.lowering.run_passes
+passes = moebius.lowering.entry.run_passes
 
 
 def by_index_add(out, token, rows):

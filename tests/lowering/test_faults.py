@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import moebius.lowering
 from moebius import capture, explain, stats
+from moebius.lowering import entry
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.pipeline import PASSES
 
@@ -59,9 +59,9 @@ def fail(*_: Any) -> None:
 def plant(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, _, when = place.partition(", ")
     if name in ("lower_layers", "ready"):
-        monkeypatch.setattr(moebius.lowering, name, fail)
+        monkeypatch.setattr(entry, name, fail)
         return
-    monkeypatch.setattr(moebius.lowering, "lower_layers", lambda graph, options: None)
+    monkeypatch.setattr(entry, "lower_layers", lambda graph, options: None)
     apply = Contract.apply
 
     def failing(self: Contract, work: Work) -> None:
