@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import combinations
-from math import comb, inf
+from math import inf
 from pathlib import Path
 from statistics import fmean as mean
 
 from moebius.lowering.planner import balance
 from moebius.lowering.planner.errors import PlannerError
 from moebius.lowering.planner.files import read_json
-from moebius.lowering.planner.traffic import chunk_span, expected_destinations
+from moebius.lowering.planner.traffic import expected_destinations
 
 ROUNDS, CLOSE = 100, 1e-6  # of the search for odds
 
@@ -79,31 +77,8 @@ class Routing:
         if self.odds:
             return mean(reached_with_odds(odds, self.top_k, one.parts(places))
                         for odds, one in zip(self.odds, placed, strict=True))
-        if self.groups > 1 and self.limit < self.groups:
-            return reached_in_groups(self.experts, self.top_k, self.groups, self.limit, places)
-        return expected_destinations(places, self.experts, self.top_k)
-
-
-@cache
-def reached_in_groups(experts: int, top_k: int, groups: int, limit: int, places: int) -> float:
-    """The same where a token's experts lie in ``limit`` of ``groups`` groups: each set of groups is as likely as any
-    other, and so is each set of K experts of those. (A router that ranks groups by their best experts spreads a token
-    a little more evenly over its groups than that.)"""
-    size = experts // groups
-    inside = limit * size
-    found = 0.0
-    for place in range(places):
-        low, high = chunk_span(experts, places, place)
-        owned = [max(0, min(high, (g + 1) * size) - max(low, g * size)) for g in range(groups)]
-        missed = 0.0
-        if max(owned) == min(owned):
-            missed = comb(inside - limit * owned[0], top_k) / comb(inside, top_k)
-        else:
-            for chosen in combinations(owned, limit):
-                missed += comb(inside - sum(chosen), top_k) / comb(inside, top_k)
-            missed /= comb(groups, limit)
-        found += 1.0 - missed
-    return found
+        grouped = (self.groups, self.limit) if self.limit < self.groups else (1, 1)
+        return expected_destinations(places, self.experts, self.top_k, *grouped)
 
 
 def times(polynomial: list[float], values: Iterable[float]) -> list[float]:

@@ -3,6 +3,8 @@ formulas, and tests hold the two together (lowering/distribution)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
 from math import comb
 
 HEADER_BYTES = 16  # what a rank tells each other rank before an exchange: a number, and where it is
@@ -14,16 +16,28 @@ def chunk_span(length: int, ranks: int, rank: int) -> tuple[int, int]:
     return min(rank * step, length), min((rank + 1) * step, length)
 
 
-def expected_destinations(ranks: int, num_experts: int, top_k: int) -> float:
-    """Distinct ranks that a token is expected to go to under uniform routing to top_k different experts.
+@cache
+def expected_destinations(ranks: int, num_experts: int, top_k: int, groups: int = 1, limit: int = 1) -> float:
+    """Distinct ranks that a token is expected to go to under uniform routing to top_k different experts, which lie in
+    ``limit`` of so many groups: each set of groups is as likely as any other, and so is each set of K experts of those.
+    (A router that ranks groups by their best experts spreads a token a little more evenly over its groups than that.)
 
-    P · (1 − C(E − E/P, K) / C(E, K)); each rank's own number of experts is used where P does not divide E.
+    Of one group P · (1 − C(E − E/P, K) / C(E, K)); each rank's own number of experts is used where P does not divide E.
     """
-    reached = 0.0
+    size = num_experts // groups
+    inside, found = limit * size, 0.0
     for rank in range(ranks):
         low, high = chunk_span(num_experts, ranks, rank)
-        reached += 1.0 - comb(num_experts - (high - low), top_k) / comb(num_experts, top_k)
-    return reached
+        owned = [max(0, min(high, (g + 1) * size) - max(low, g * size)) for g in range(groups)]
+        missed = 0.0
+        if max(owned) == min(owned):
+            missed = comb(inside - limit * owned[0], top_k) / comb(inside, top_k)
+        else:
+            for chosen in combinations(owned, limit):
+                missed += comb(inside - sum(chosen), top_k) / comb(inside, top_k)
+            missed /= comb(groups, limit)
+        found += 1.0 - missed
+    return found
 
 
 @dataclass(frozen=True)

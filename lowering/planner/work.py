@@ -9,7 +9,7 @@ there, D, n widths, E experts, b bytes of a number.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moebius.lowering.planner.hardware import Device
 from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
@@ -53,9 +53,6 @@ class Work:
         reached = device.reached
         computing, moving = self.computing(device, precision), self.moving(device)
         return max(computing, moving) if reached.overlaps else computing + moving
-
-    def times(self, factor: float) -> Work:
-        return replace(self, flops=self.flops * factor, moved=self.moved * factor, calls=self.calls * factor)
 
 
 def base_precision(device: Device) -> str:
