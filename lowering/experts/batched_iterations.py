@@ -474,8 +474,7 @@ class Batched(Builder):
             self.computed, self.storage = again.computed, again.storage
             return again.loop()
         iterations = loop_of(self.gm, self, fx.GraphModule(torch.nn.Module(), self.body))
-        assert iterations.total is not None
-        return iterations.loop, self.result(iterations.total, rows.dims, letters, split)
+        return iterations.loop, self.result(certain(iterations.total), rows.dims, letters, split)
 
     def rows_of_zeros(self, result: fx.Node) -> Gates | None:
         """What says which rows are zero, where no expert need see these. result: what the iteration's function

@@ -15,11 +15,10 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import DenseSum
-from moebius.lowering.experts.masked import is_zero, same_reading
+from moebius.lowering.experts.masked import chooses, is_zero, same_reading
 from moebius.lowering.experts.unrolled_loops import Differ
 from moebius.lowering.operators import read_call
-from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, dtype_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of
 
 WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 VIEWS = frozenset({"unsqueeze", "getitem", "expand", "reshape"})
@@ -38,17 +37,8 @@ def link_of(node: fx.Node) -> Link | None:
     call = read_call(node)
     if call is None or call.name != "where":
         return None
-    parts = call["condition"], call["input"], call["other"]
-    condition, rows, before = parts
-    if not all(isinstance(part, fx.Node) for part in parts):
-        return None
-    values = [tensor_of(part) for part in (node, rows, before, condition)]
-    made, a, b, mask = values
-    if made is None or a is None or b is None or mask is None or mask.dtype is not torch.bool:
-        return None
-    column = mask.dim() == made.dim() > 1 and same_size(mask.shape[-1], 1)
-    whole = same_shape(shape_of(node), shape_of(rows)) and same_shape(shape_of(node), shape_of(before))
-    return Link(condition, rows, before) if column and whole and made.dtype == a.dtype == b.dtype else None
+    condition, rows, before = call["condition"], call["input"], call["other"]
+    return Link(condition, rows, before) if all(chooses(node, condition, one) for one in (rows, before)) else None
 
 
 def choices(graph: fx.Graph) -> list[DenseSum]:

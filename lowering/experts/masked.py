@@ -47,14 +47,19 @@ def masked(node: Any, column: bool = True) -> Masked | None:
         condition, one, other = call["condition"], call["input"], call["other"]
         tries = [(one, condition, other, True), (other, condition, one, False)]
     for rows, condition, other, kept in tries:
-        a, b, c = (tensor_of(one) if isinstance(one, fx.Node) else None for one in (node, rows, condition))
-        if a is None or b is None or c is None or c.dtype is not torch.bool or a.dtype != b.dtype:
-            continue
-        if not is_zero(other) or c.dim() != b.dim() or not same_shape(shape_of(node), shape_of(rows)):
-            continue
-        if b.dim() > 1 and same_size(c.shape[-1], 1) if column else same_shape(shape_of(condition), shape_of(rows)):
+        if chooses(node, condition, rows, column) and is_zero(other):
             return Masked(node, rows, condition, kept)
     return None
+
+
+def chooses(node: Any, condition: Any, rows: Any, column: bool = True) -> bool:
+    """Whether a condition may say of each row (or, not column, of each element) of a node that it is that of rows."""
+    a, b, c = (tensor_of(one) if isinstance(one, fx.Node) else None for one in (node, rows, condition))
+    if a is None or b is None or c is None or c.dtype is not torch.bool or a.dtype != b.dtype:
+        return False
+    if c.dim() != b.dim() or not same_shape(shape_of(node), shape_of(rows)):
+        return False
+    return b.dim() > 1 and same_size(c.shape[-1], 1) if column else same_shape(shape_of(condition), shape_of(rows))
 
 
 def uncast(mask: Any) -> Any:

@@ -51,8 +51,7 @@ def root_of(node: fx.Node) -> fx.Node:
         node = index_root(uncast(node))
         call = read_call(node)
         if is_sorted(node):
-            assert call is not None
-            node = read_call(call["input"])["input"]  # type: ignore[index]
+            node = certain(read_call(certain(call)["input"]))["input"]
             continue
         if call is not None and call.name == "getitem" and keeps_order(call["index"]) and shape_of(call["input"]):
             node = call["input"]

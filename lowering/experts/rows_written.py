@@ -132,8 +132,7 @@ class RowsWriter:
 
     def computed(self, node: fx.Node) -> Any:
         """What a row function of the body is of the rows of all experts. Raises Refused."""
-        call, writer = read_call(node), self.writer
-        assert call is not None
+        call, writer = certain(read_call(node)), self.writer
         if call.name in PRODUCTS and (made := self.projected(call)) is not None:
             result: Any = made
         elif call.name == "dropout":
@@ -181,7 +180,6 @@ def unknown_size(example: torch.Tensor) -> Any:
 
 def write_rows(claim: ByRow) -> fx.Node:
     """The layer's result, before the loop, under the autocast that is on there. Raises Refused."""
-    dtype, device = autocast_of(claim), tensor_of(claim.rows)
-    assert device is not None
-    with nullcontext() if dtype is None else torch.autocast(device.device.type, dtype, cache_enabled=False):
+    dtype, device = autocast_of(claim), certain(tensor_of(claim.rows)).device
+    with nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False):
         return RowsWriter(claim).result()
