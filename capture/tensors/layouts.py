@@ -176,14 +176,18 @@ def is_row(node: fx.Node) -> bool:
 
 
 def is_thin(node: fx.Node, always: bool) -> bool:
-    """Whether an operator has to do with an axis of size 1 or 0, and with strides that are not the plain ones.
+    """Whether an operator has to do with an axis that may be of size 1 or 0, and with strides that are not plain.
 
     always: also where all are plain.
     """
     values = [value for n in (node, *node.all_input_nodes) for value in torch_private.tree_leaves(n.meta.get("val"))]
     tensors = [value for value in values if is_kind(value, torch.Tensor) and value.layout == torch.strided]
-    thin = any(type(size) is int and size < 2 for value in tensors for size in value.shape)
+    thin = any(may_be_thin(size) for value in tensors for size in value.shape)
     return thin and (always or not all(map(is_plain, tensors)))
+
+
+def may_be_thin(size: Any) -> bool:
+    return size < 2 if type(size) is int else torch_private.depends_on_values(size)
 
 
 def is_plain(value: torch.Tensor) -> bool:
