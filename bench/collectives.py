@@ -11,13 +11,8 @@ docs/distributed.md with the rows that this routing sends. Ends with 1 where the
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -26,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from models import tiny_mixtral
+from rank_processes import add_arguments, join, run_on_ranks, tell
 from torch import nn
 
 from moebius import capture
@@ -33,7 +29,6 @@ from moebius.lowering.distribution import RegionShape, Sharded, bytes_for
 from moebius.lowering.planner.traffic import chunk_span, reduced_bytes
 
 PHASES = ("forward", "backward", "clipping", "optimizer")
-BOUND = 300  # seconds
 SIZES = {"double": 8, "float": 4, "long int": 8, "int": 4, "unsigned char": 1}  # by torch's names of dtypes
 
 
@@ -136,30 +131,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="2", help="ranks: of ep, or dp x ep of equal size (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
+    add_arguments(parser)
     args = parser.parse_args()
     sizes = [int(size) for size in args.mesh.split("x")]
     if len(set(sizes)) > 1 or min(sizes) < 2:
         parser.error("axes have equally many ranks, 2 or more: a profile does not say over which one a sum was taken")
     if args.rank is not None:
-        torch.set_num_threads(1)
-        store, timeout = dist.FileStore(args.store, prod(sizes)), timedelta(seconds=BOUND)
-        dist.init_process_group("gloo", store=store, rank=args.rank, world_size=prod(sizes), timeout=timeout)
-        print(json.dumps(measure(sizes, args.layers)), flush=True)
+        join(args.rank, prod(sizes), args.store)
+        tell(measure(sizes, args.layers))
         dist.destroy_process_group()
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, *sys.argv[1:], "--store", os.path.join(folder, "store"), "--rank"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, env=environment)
-                 for rank in range(prod(sizes))]
-        try:
-            told = [json.loads(rank.communicate(timeout=BOUND)[0].splitlines()[-1]) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+    told = [rows for (rows,) in run_on_ranks(__file__, prod(sizes), sys.argv[1:])]
     same = all(row[what][0] == row[what][1] for rows in told for row in rows for what in ("collectives", "bytes"))
     words = "equal, on all ranks" if same else "NOT EQUAL"
     print(f"Mixtral, {args.layers} layers, {args.mesh} ranks; bytes of the first; predicted and counted {words}\n")

@@ -141,7 +141,7 @@ class Captured:
         """No guards held: capture this call and keep what came of it, which runs once this frame is left."""
         with signals_wait(), uncounted():
             try:
-                run = apart(self.prepare, entry, args, kwargs)
+                run = apart(self.mesh_calls.told(self.prepare), entry, args, kwargs)
             finally:
                 settle()
         return leave_to_call(run, args, kwargs)

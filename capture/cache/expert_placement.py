@@ -88,6 +88,7 @@ class MeshCalls:
     """The calls of a captured function, and of what goes on after its breaks. number: of the call that runs."""
 
     name: str
+    mesh: Any = None
     number: int = 0
 
     @classmethod
@@ -97,7 +98,23 @@ class MeshCalls:
             from moebius.lowering.distribution.rendezvous import watch_ranks
 
             watch_ranks(options.mesh)
-        return cls(function.__qualname__)
+        return cls(function.__qualname__, options.mesh)
+
+    def told(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, which captures a call. The other ranks, which may wait for this one, are told what it raises."""
+        if self.mesh is None:
+            return run
+        from moebius.lowering.distribution.rendezvous import tell_failure
+
+        @hidden
+        def telling(*args: Any) -> Any:
+            try:
+                return run(*args)
+            except BaseException as error:
+                tell_failure(error, f", where {self.name} was captured")
+                raise
+
+        return telling
 
 
 def say_what_stays_whole(attempt: Trace) -> None:

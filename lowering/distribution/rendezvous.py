@@ -81,8 +81,7 @@ def compare(group: ProcessGroup, received: Tensor, place: str, backward: int = 0
     apart = received[:, 1] ^ (zlib.crc32(where.encode()) | backward << 32)
     alike = not bool(apart.any())
     if not alike and bool((apart & 0xFFFFFFFF).any()):
-        places = said(group.tell(group.with_names(where) + Call.again() + line_of_the_program(where)))
-        raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
+        raise group.apart(group.tell(group.with_names(where) + Call.again() + line_of_the_program(where)))
     return received[:, 0], alike
 
 
@@ -100,11 +99,6 @@ def headers(group: ProcessGroup, numbers_P: Tensor, place: str, backward: int = 
     for _ in by_rank(sent):
         traffic.add("header", HEADER_BYTES * (group.size() - 1))
     return compare(group, received, place, backward)[0]
-
-
-def said(told: list[str]) -> str:
-    """What each rank has told of its place."""
-    return "; ".join(f"rank {rank} is at {words}" for rank, words in enumerate(told))
 
 
 def exchange_words(keys: list[str], rank: int, words: str) -> list[str]:
@@ -184,14 +178,14 @@ class ProcessGroup:
                     return
                 except RuntimeError as error:
                     if "timed out!" not in str(error):
-                        words = self.why_it_failed() or "a rank has gone"
-                        raise RanksDisagreeError(f"{words}; {self.waited()} ({error})") from error
+                        words = self.why_it_failed() or f"a rank has gone ({error})"
+                        raise told_to_others(f"{words}; {self.waited()}") from error
                 lost = self.lost()
                 gone = [one for one in lost if one in before]  # (a process may stop for a moment)
                 if WATCHES and (words := WATCHES[0].verdict):
                     raise RanksDisagreeError(f"the ranks have come to different places: {words}. {RULE}")
                 if words := self.failed() or "; ".join(gone):
-                    raise RanksDisagreeError(f"{words}; {self.waited()}")
+                    raise told_to_others(f"{words}; {self.waited()}")
                 before = lost
         finally:
             Here.ours = False
@@ -249,9 +243,15 @@ class ProcessGroup:
         words = f"{place}, without {self.left}, after {self.begun} collectives"
         self.announce(f"rank {dist.get_rank()} came to {words}")
         if set(told := self.tell(words, "left/")) != {words}:
-            raise RanksDisagreeError(f"the ranks have come to different places: {said(told)}. {RULE}")
+            raise self.apart(told)
         self.half, self.pending, self.left = False, 0, ""
         self.announce("")
+
+    def apart(self, told: list[str]) -> RanksDisagreeError:
+        """told: by each rank, of its place."""
+        ranks = dist.get_process_group_ranks(self.group)
+        places = "; ".join(f"rank {rank} is at {words}" for rank, words in zip(ranks, told, strict=True))
+        return told_to_others(f"the ranks have come to different places: {places}. {RULE}")
 
     def with_names(self, place: str) -> str:
         """A place, with this rank's names of the parameters in it."""
@@ -343,9 +343,25 @@ def group_of(group: dist.ProcessGroup) -> ProcessGroup:
 
 
 def watch_ranks(mesh: Any) -> None:
-    """From now on ranks tell where this thread of theirs is, when none goes on."""
-    if mesh.size() > 1 and all(dist.get_backend(mesh.get_group(axis)) == "gloo" for axis in range(mesh.ndim)):
+    """From now on ranks tell where this thread of theirs is, when none goes on, and what fails."""
+    groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
+    if mesh.size() > 1 and all(dist.get_backend(group.group) == "gloo" for group in groups):
         watch(lambda: {name: group.begun for name, group in GROUPS.items()})
+
+
+def told_to_others(words: str) -> RanksDisagreeError:
+    """To be raised: in a captured call or outside of one, in which nobody else would tell the others."""
+    error = RanksDisagreeError(words)
+    tell_failure(error)
+    return error
+
+
+def tell_failure(error: BaseException, where: str = "") -> None:
+    """To all ranks that wait for this one, whatever group they do so in."""
+    names_all = any(isinstance(one, DistributionError) for one in (error, error.__cause__))
+    told = str(error)[: None if names_all else 300]
+    for group in GROUPS.values():
+        group.announce(f"rank {dist.get_rank()} raised {type(error).__name__}: {told}{where}")
 
 
 @contextlib.contextmanager
@@ -354,18 +370,14 @@ def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iter
     it was captured more than once, as words to put behind others."""
     before = Call.name, Call.number, Call.again, Call.mesh
     Call.name, Call.number, Call.again, Call.mesh = name, number, staticmethod(again), mesh
-    groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
-    for group in groups:
+    for group in GROUPS.values():
         group.announce("")
     if WATCHES:
         watch_ranks(mesh)
     try:
         yield
     except BaseException as error:
-        told = str(error)[: None if isinstance(error, RanksDisagreeError) else 300]  # (that names all ranks)
-        words = f"rank {dist.get_rank()} raised {type(error).__name__}: {told}, in call {number} of {name}"
-        for group in groups:
-            group.announce(words)
+        tell_failure(error, f", in call {number} of {name}")
         raise
     finally:
         Call.name, Call.number, Call.again, Call.mesh = before

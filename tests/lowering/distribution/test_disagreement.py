@@ -4,7 +4,10 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,6 +202,28 @@ def test_ranks_of_which_one_moves_experts(on_new_ranks):
     """Nothing goes on natively on the rank whose capture this ends."""
     for error, took, same in on_new_ranks(2, begin_apart):
         assert error and "rank 0 is at moving the parameters" in error and took < 10 and same, error
+
+
+def refuse_alone():
+    """What this rank raises in its first call, which cannot be captured on the second one."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(T, D)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    return timed(model, lambda: run(model, optimizer, x.requires_grad_(dist.get_rank() == 1)))
+
+
+def test_what_ends_a_capture_is_told_to_those_that_wait(on_new_ranks):
+    (error, took, same), (own, _, _) = on_new_ranks(2, refuse_alone)
+    assert own.startswith("MeshError: a tensor of shape (5, 8) requires a gradient")
+    assert "rank 1 raised MeshError: a tensor of shape (5, 8) requires a gradient" in error and took < 20 and same
+
+
+def test_the_command_says_on_all_of_four_ranks_which_one_differs():
+    """Also on those that share no group with it, and where it was outside of a captured call."""
+    command = [sys.executable, str(Path(__file__).resolve().parents[3] / "bench/disagree.py"), "--pairs", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class OtherLayer(Layer):
