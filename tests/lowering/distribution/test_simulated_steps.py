@@ -144,8 +144,8 @@ class Simulation:
 
 
 def test_sixty_four_ranks_equal_one_process():
-    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens. (7 seconds of processor time: what torch does for
-    each of 64 ranks, operator by operator.)"""
+    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens. (7 seconds of processor time: what torch does
+    for each of 64 ranks, operator by operator.)"""
     start, E = time.process_time(), 20
     with fake_group(64):
         many = Simulation(8, 8, E)
