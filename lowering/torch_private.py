@@ -27,9 +27,16 @@ TENSORS = frozenset({"Tensor", "List[Tensor]"})  # types of arguments and result
 assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the kernel runs, without a synchronisation
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor was written to in place, as autograd counts. Checked on torch 2.13."""
-    return tensor._version
+def version_of(tensor: torch.Tensor) -> Any:
+    """How often the tensor was written to in place, as autograd counts. Checked on torch 2.13.
+
+    Of a tensor of inference mode autograd counts nothing. The fakes of a trace count by storage (``writes``). Else
+    nobody does: NaN, a new one, which is unlike any number and unlike itself: it has changed for all who compare.
+    """
+    if not tensor.is_inference():
+        return tensor._version
+    writes = getattr(getattr(tensor, "fake_mode", None), "writes", None)
+    return float("nan") if writes is None else writes[storage_of(tensor)]
 
 
 def backend_names() -> list[str]:

@@ -15,7 +15,7 @@ def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProx
     torch copies the other's storage, sizes and strides into the tensor, whose autograd records and version stay
     (VariableHooks::set_data, torch/csrc/autograd/variable.cpp).
     """
-    tensors.offsets.ask()
+    tensors.offsets.ask((tensor, data), tensors.writer.is_inner)
     tensors.layouts.changed(tensor)
     if tensor is data or is_same_data(tensor, data):
         return

@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
-from ..tensors.counts import bounds_of
 from ..tensors.interfaces import TensorOperators
 from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
 from ..values.rows import TensorRows
@@ -99,7 +99,7 @@ def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
         return (shape[0], False) if len(shape) == 1 and is_kind(shape[0], int) else None
     if call.name != "unique" or call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
         return None
-    bounds = bounds_of(source)
+    bounds = index_bounds(source)
     if call["sorted"] is False or bounds is None or bounds[0] != 0:
         return None
     return bounds[1], True

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import STOP, is_kind
+from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_item, array_numbers
 
@@ -30,7 +31,7 @@ from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
-from .counts import FEW, bounds_of, unknown_number
+from .counts import FEW, unknown_number
 from .interfaces import Domain
 
 ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
@@ -441,7 +442,7 @@ def most_bins(node: fx.Node) -> int | None:
     if call is None or call.name != "bincount" or call["weights"] is not None or call["minlength"] != 0:
         return None
     index = call["input"]
-    bounds = bounds_of(index) if is_kind(index, fx.Node) else None
+    bounds = index_bounds(index) if is_kind(index, fx.Node) else None
     return bounds[1] if bounds is not None and bounds[0] == 0 else None
 
 

@@ -50,20 +50,15 @@ def bins(index: Any, weights: Any = None, minlength: Any = 0) -> int | None:
     """How many bins ``bincount`` gives, where the values are certain to lie in ``minlength`` bins."""
     if weights is not None or not is_kind(minlength, int):
         return None
-    bounds = bounds_of(index.node)
+    bounds = index_bounds(index.node)
     return minlength if bounds is not None and bounds[0] >= 0 and bounds[1] <= minlength else None
-
-
-def bounds_of(node: Any) -> tuple[int, int] | None:
-    """[low, high) of a routing index that nothing was written into, as far as writes are counted."""
-    return None if node.meta["val"].is_inference() else index_bounds(node)
 
 
 def never_negative(node: Any, uncounted: set[int]) -> bool:
     """Whether a tensor certainly holds numbers of something that was counted. uncounted: storages that may have been
     written into without a new version."""
     value, call = node.meta.get("val"), read_call(node)
-    if call is None or not is_kind(value, torch.Tensor) or value.dtype is not torch.int64 or value.is_inference():
+    if call is None or not is_kind(value, torch.Tensor) or value.dtype is not torch.int64:
         return False
     if torch_private.storage_of(value) in uncounted:
         return False

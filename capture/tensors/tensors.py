@@ -279,7 +279,7 @@ class TensorOperations:
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
         self.refuse_records(getattr(function, "__name__", ""))
-        self.offsets.look(function, args, kwargs)
+        self.offsets.look(function, args, kwargs, self.writer.is_inner)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
         args, kwargs = decided_flags(function, *self.with_flags(*as_arguments(self, function, (args, kwargs))))
         if function in BINCOUNTS and is_kind(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
@@ -452,7 +452,7 @@ class TensorOperations:
 
     def get_item(self, proxy: TensorProxy, key: Any) -> Any:
         """``proxy[key]``. Of a tensor as index torch would read the value; shape and strides are those of any row."""
-        self.offsets.taken(key)
+        self.offsets.taken(proxy, key, self.writer.is_inner)
         if is_scalar_index(key):
             with self.world.mode:
                 if proxy.fake.dim() == 0:

@@ -53,6 +53,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from moebius.lowering.step.autocast import autocast_now, depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 from moebius.lowering.torch_private import storage_of as storage_of
+from moebius.lowering.torch_private import version_of as tensor_version
 
 from . import random_state
 from .torch_warnings import ON_FAKES as ON_FAKES
@@ -200,11 +201,8 @@ def forget_source(name: str) -> None:
 
 
 def version_of(value: Any) -> Any:
-    """How often a tensor was written to in place. Of a tensor of inference mode nobody counts: NaN, a new one, which
-    is unlike any number and unlike itself, so that it has changed for all who compare."""
-    if not isinstance(value, torch.Tensor):
-        return 0
-    return float("nan") if value.is_inference() else value._version
+    """How often a tensor was written to in place; 0 of anything else."""
+    return tensor_version(value) if isinstance(value, torch.Tensor) else 0
 
 
 def state_maker(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -68,10 +68,9 @@ def index_bounds(node: Any) -> Bounds | None:
 
 
 def is_written(node: fx.Node) -> bool:
-    """Whether something was written in place into a tensor, under whatever name. (Of one of inference mode nobody
-    counts.)"""
+    """Whether something was written in place into a tensor, under whatever name."""
     value = tensor_of(node)
-    return value is not None and not value.is_inference() and version_of(value) > 0
+    return value is not None and version_of(value) != 0
 
 
 def hull(*parts: Any) -> Bounds | None:

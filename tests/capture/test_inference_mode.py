@@ -320,3 +320,71 @@ def test_a_tensor_that_is_first_met_in_it_can_be_trained_after(met, then):
         return found, shown(m.weight)
 
     assert outcomes("eager") == outcomes(None)
+
+
+# Around the step: autograd counts no writes, the trace does. How experts are counted, what is written, what is asked.
+COUNTED = {
+    "bincount": lambda chosen: torch.bincount(chosen.flatten(), minlength=3),
+    "one_hot": lambda chosen: F.one_hot(chosen.flatten(), 3).sum(0),
+    "marks": lambda chosen: torch.zeros(len(chosen), 3, dtype=torch.long).scatter_(1, chosen, 1).sum(0),
+    "compared": lambda chosen: (chosen.flatten() == torch.arange(3)[:, None]).sum(1),
+}
+BEFORE = {
+    "nothing": lambda chosen, counts: None,
+    "the index": lambda chosen, counts: chosen.sub_(1).clamp_(min=0),
+    "the counts": lambda chosen, counts: counts.sub_(1),
+    "a view": lambda chosen, counts: counts[1:].zero_(),
+    "data": lambda chosen, counts: counts.data.zero_(),
+}
+
+
+def skipped(x, chosen, counts):
+    out, numbers = torch.zeros_like(x), counts.tolist()
+    for expert in range(3):
+        if numbers[expert] == 0:
+            continue
+        token, slot = torch.where(chosen == expert)
+        out[token] += LINEAR(x[token])
+    return out
+
+
+def listed(x, chosen, counts):
+    out = torch.zeros_like(x)
+    for expert in chosen.unique().tolist():
+        token, slot = torch.where(chosen == expert)
+        out[token] += LINEAR(x[token]) * counts[expert]
+    return out
+
+
+def signs(x, chosen, counts):
+    return [n + 1 if n >= 0 else -n for n in counts.tolist()], counts
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("asked", [skipped, listed, signs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("counted", COUNTED)
+def test_writes_count_in_it_as_outside(counted, before, asked):
+    def step(x):
+        chosen = torch.topk(x[:, :3], 2)[1]
+        counts = COUNTED[counted](chosen)
+        BEFORE[before](chosen, counts)
+        return asked(x, chosen, counts)
+
+    torch.manual_seed(0)
+    batches = [torch.randn(rows, 4) for rows in (5, 6, 1, 2, 5, 6)]
+    found = {}
+    for mode in (torch.no_grad, torch.inference_mode):
+        captured = capture(step, backend="eager")
+        with mode():
+            for x in batches:
+                assert str(captured(x)) == str(step(x))
+        found[mode] = stats(captured).graphs, stats(captured).breaks, stats(captured).misses
+    assert found[torch.inference_mode] == found[torch.no_grad]
+
+
+def test_without_the_traces_count_the_experts_are_not_known(monkeypatch):
+    nobody = lambda t: float("nan") if t.is_inference() else t._version  # noqa: E731
+    monkeypatch.setattr("moebius.lowering.experts.routing.version_of", nobody)
+    with pytest.raises(AssertionError):
+        test_writes_count_in_it_as_outside("bincount", "nothing", skipped)

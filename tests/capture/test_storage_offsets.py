@@ -94,6 +94,50 @@ def test_what_shows_an_offset_is_guarded(monkeypatch):
         test_views_of_one_tensor(asked, OFFSETS[0])
 
 
+# What asks of one tensor asks nothing of others: x is a view at another place in each call, and y is not.
+OTHERS = {
+    "made of it": lambda x, y: torch.view_as_complex((x * 1).view(2, 2)).abs(),
+    "its copy": lambda x, y: x.clone().storage_offset(),
+    "another input": lambda x, y: y.storage_offset(),
+    "both as data": lambda x, y: (setattr(made := torch.zeros(4), "data", y), made + 1)[1],
+    "at a place that is not known": lambda x, y: (y[x.argmax()], torch.view_as_complex(x.view(2, 2) * 1).abs())[1],
+}
+
+
+@pytest.mark.parametrize("asks", OTHERS)
+def test_what_asks_of_one_tensor_asks_nothing_of_others(asks):
+    def step(x, y):
+        return OTHERS[asks](x, y), x + y
+
+    captured, data, y = capture(step, backend="eager"), torch.arange(32.0), torch.arange(4.0)
+    for begin in (0, 2, 3, 1, 8):
+        x = data[begin : begin + 4]
+        assert str(captured(x, y)) == str(step(x, y))
+    assert stats(captured).graphs == 1 and not stats(captured).recompiles and not stats(captured).breaks
+
+
+def test_the_memory_of_a_tensor_says_who_is_asked(monkeypatch):
+    monkeypatch.setattr("moebius.tensors.offsets.memory_of", lambda _: None)
+    with pytest.raises(AssertionError):
+        test_what_asks_of_one_tensor_asks_nothing_of_others("made of it")
+
+
+def in_a_branch(x, n):
+    if n.sum() > 0:
+        y = torch.view_as_complex(x.view(2, 2)).abs()
+    else:
+        y = x[:2] * 1
+    return y
+
+
+def test_what_asks_within_a_branch_asks_of_all():
+    captured, data = capture(in_a_branch, backend="eager"), torch.arange(32.0)
+    for begin in (0, 2, 3, 1, 8, 5):
+        for n in (torch.ones(2), -torch.ones(2)):
+            x = data[begin : begin + 4]
+            assert told(captured, x, n) == told(in_a_branch, x, n)
+
+
 def test_a_backend_of_torchs_is_given_each_offset_by_itself():
     captured = capture(lambda x: x * 2, backend=lambda gm, inputs: gm)
     for begin in (0, 1, 2):
