@@ -88,6 +88,11 @@ def rounded(value: Any) -> Any:
     return torch.SymFloat(SymNode(Identity(node.expr), node.shape_env, float, node._hint))
 
 
+def as_made(value: Any) -> Any:
+    """The expression of a symbolic scalar, before the replacements known since."""
+    return value.node._expr
+
+
 def truncated(value: torch.SymFloat) -> Any:
     """``int(value)``."""
     return torch.sym_int(rounded(value))
