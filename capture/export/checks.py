@@ -10,7 +10,7 @@ import torch
 from ..torch_facts.spans import firsts_of, has_memory, span
 from .archive import each, fields, index, need
 from .relations import read_number, size_relation
-from .values import decode
+from .values import decode, read_key
 
 PLAIN = (bool, int, float, complex, str, list, tuple, dict, set)
 TYPES: dict[str, type] = {"NoneType": type(None), **{t.__name__: t for t in PLAIN}}
@@ -96,13 +96,14 @@ class CheckReader:
 
     def step(self, value: Any) -> Callable[[Any], Any]:
         need(isinstance(value, list) and len(value) == 2 and str(value[0]) in PATH, "a step of a path")
-        operation, key = str(value[0]), decode(value[1])
+        operation = str(value[0])
+        if operation == "dict_item":
+            name = read_key(value[1])
+            return lambda obj: dict.__getitem__(expect(obj, dict), name)
+        key = decode(value[1])
         if operation == "attr":
             need(type(key) is str and key in ATTRIBUTES, f"the attribute {key!r:.40} in a path")
             return lambda obj: getattr(expect(obj, torch.Tensor), key)
-        if operation == "dict_item":
-            need(type(key) in (str, int, bool, float, type(None)), "a key in a path")
-            return lambda obj: dict.__getitem__(expect(obj, dict), key)
         need(type(key) is int, "an index in a path")
         kind = list if operation == "list_item" else tuple
         return lambda obj: kind.__getitem__(expect(obj, kind), key)
@@ -142,8 +143,7 @@ def read_equal(content: dict[str, Any], count: int) -> Holds:
 
 
 def read_absent(content: dict[str, Any], count: int) -> Holds:
-    key = decode(content["value"])
-    need(type(key) in (str, int, bool, float, type(None)), "a guard about a key")
+    key = read_key(content["value"])
     return lambda obj: "it is there" if dict.__contains__(obj, key) else None
 
 
@@ -198,14 +198,14 @@ def read_computed(content: dict[str, Any], count: int) -> Holds:
     return holds
 
 
-FLAGS = {
-    "requires_grad": lambda t: t.requires_grad,
-    "storage_offset": lambda t: t.storage_offset(),
-    "is_leaf": lambda t: t.is_leaf,
-    "is_conj": lambda t: t.is_conj(),
-    "is_neg": lambda t: t.is_neg(),
-    "is_inference": lambda t: t.is_inference(),
-}
+SIZES = ("shape", "stride")
+FLAGS = ("requires_grad", "storage_offset", "is_leaf", "is_conj", "is_neg", "is_inference")
+
+
+def said_by(tensor: torch.Tensor, name: str) -> Any:
+    """What an attribute of a tensor, or its method without arguments, says."""
+    found = getattr(tensor, name)
+    return found() if callable(found) else found
 
 
 def read_tensor(content: dict[str, Any], count: int) -> Holds:
@@ -214,7 +214,7 @@ def read_tensor(content: dict[str, Any], count: int) -> Holds:
     plain = {k: decode(content[k]) for k in ("dtype", "device", "layout") if content[k] is not None}
     flags = {k: content[k] for k in FLAGS if content[k] is not None}
     need(all(type(v) in (bool, int) for v in flags.values()), "a tensor's flags")
-    sizes = {k: content[k] for k in ("shape", "stride") if content[k] is not None}
+    sizes = {k: content[k] for k in SIZES if content[k] is not None}
     for name, size in sizes.items():
         each(size, name, lambda n: need(n is None or (type(n) is int and 0 <= n < 1 << 48), "a tensor's size"))
 
@@ -222,9 +222,9 @@ def read_tensor(content: dict[str, Any], count: int) -> Holds:
         if not isinstance(tensor, torch.Tensor) or (kind is not None and type(tensor) is not kind):
             return describe(tensor)
         right = all(getattr(tensor, k) == v for k, v in plain.items()) and tensor.layout is torch.strided
-        right = right and all(FLAGS[k](tensor) == v for k, v in flags.items())
+        right = right and all(said_by(tensor, k) == v for k, v in flags.items())
         for name, size in sizes.items() if right else ():
-            now = tensor.shape if name == "shape" else tensor.stride()
+            now = said_by(tensor, name)
             right = len(now) == len(size) and all(w is None or n == w for n, w in zip(now, size, strict=True))
             if not right:
                 break
@@ -247,7 +247,7 @@ READERS: dict[str, Reader] = {
     "memory": (("firsts",), read_memory),
     "sizes": (("relation",), read_sizes),
     "number": (("formula", "value"), read_computed),
-    "tensor": (("type", "dtype", "device", "layout", "shape", "stride", *FLAGS), read_tensor),
+    "tensor": (("type", "dtype", "device", "layout", *SIZES, *FLAGS), read_tensor),
 }
 
 

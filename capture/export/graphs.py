@@ -131,19 +131,16 @@ class GraphReader:
             owner.add_module(f"graph_{name}", self.read(inner, depth + 1))
         graph = fx.Graph()
         made: list[fx.Node] = []
-        inputs: set[str] = set()
         for item in content["nodes"]:
-            made.append(self.node(item, graph, made, owner, inputs))
+            made.append(self.node(item, graph, made, owner))
         graph.output(self.argument(content["output"], made))
         return fx.GraphModule(owner, graph, class_name="Loaded")
 
-    def node(
-        self, item: Any, graph: fx.Graph, made: list[fx.Node], owner: torch.nn.Module, inputs: set[str]
-    ) -> fx.Node:
+    def node(self, item: Any, graph: fx.Graph, made: list[fx.Node], owner: torch.nn.Module) -> fx.Node:
         kind = item.get("op") if isinstance(item, dict) else None
         if kind in ("input", "graph", "tensor"):
             name = fields(item, "a node", {"op": str, "name": str})["name"]
-            return self.input(kind, name, graph, made, owner, inputs)
+            return self.input(kind, name, graph, made, owner)
         need(kind in ("call", "method", "attribute"), f"a node is a {kind!r:.40}")
         content = fields(item, "a node", {"op": str, "target": str, "args": list}, kwargs={}, line="", role="")
         target = content["target"]
@@ -164,20 +161,11 @@ class GraphReader:
         node.meta.update(where=content["line"], role=content["role"])
         return node
 
-    def input(
-        self,
-        kind: str,
-        name: str,
-        graph: fx.Graph,
-        made: list[fx.Node],
-        owner: torch.nn.Module,
-        inputs: set[str],
-    ) -> fx.Node:
+    def input(self, kind: str, name: str, graph: fx.Graph, made: list[fx.Node], owner: torch.nn.Module) -> fx.Node:
         if kind == "input":
             need(IDENTIFIER.match(f"in_{name}"), f"an input is called {name!r:.80}")
-            need(name not in inputs, f"the input {name} is there twice")
             need(all(node.op == "placeholder" for node in made), "inputs come first")
-            inputs.add(name)
+            need(all(node.target != f"in_{name}" for node in made), f"the input {name} is there twice")
             return graph.placeholder(f"in_{name}")
         if kind == "graph":
             need(IDENTIFIER.match(name) and hasattr(owner, f"graph_{name}"), f"there is no graph {name!r:.80}")

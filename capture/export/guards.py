@@ -15,14 +15,13 @@ from ..errors import ExportError
 from ..guards.recorder import Fact
 from ..hook import ABSENT
 from ..tensors.overlaps import Overlaps
-from .checks import TYPES, same
+from .checks import FLAGS, SIZES, TYPES, same
 from .relations import write_number
 from .residual import Output, ResidualReader
 from .values import encode
 from .world import Frozen, Open, State, World
 
 TYPE_NAMES = {value: name for name, value in TYPES.items()}
-META = ("shape", "stride", "requires_grad", "storage_offset", "is_leaf", "is_conj", "is_neg", "is_inference")
 # Checks of objects that no argument leads to. "none_of": the objects of the capture are not where the file is loaded,
 # but for the tensors of the state, and those every loaded step compares with its arguments.
 OF_OBJECTS = ("class", "instance", "static_tensor", "function", "answers", "none_of")
@@ -147,7 +146,7 @@ class GuardWriter:
     def meta(self, fact: Fact, meta: dict[str, Any]) -> dict[str, Any]:
         if meta.get("type") not in (None, *TYPE_NAMES):
             self.refuse(fact, f"a {meta['type'].__name__}")
-        found: dict[str, Any] = {k: list(v) if isinstance(v := meta[k], tuple) else v for k in META if k in meta}
+        found: dict[str, Any] = {k: list(v) if isinstance(v := meta[k], tuple) else v for k in (*SIZES, *FLAGS) if k in meta}
         if meta.get("type") is not None:
             found["type"] = TYPE_NAMES[meta["type"]]
         for key in ("dtype", "device", "layout"):

@@ -16,7 +16,7 @@ from ..errors import GuardError, LoadError
 from .archive import each, fields, from_json, index, need, read_archive
 from .checks import Check, CheckReader, Fetch, describe, global_state
 from .graphs import GraphReader
-from .values import decode, encode, read_device, read_dtype
+from .values import decode, encode, is_dense, read_device, read_dtype, read_pair
 
 KINDS = ("Tensor", "Parameter", "Buffer")
 
@@ -242,12 +242,7 @@ def make_tensor(name: str, value: Any, raw: Mapping[str, torch.Tensor]) -> torch
     need(device.type != "cuda" or (device.index or 0) < torch.cuda.device_count(), f"no device {device} here")
     strides = each(content["stride"], "strides", lambda n: index(n, 1 << 48, "a stride"))
     need(len(strides) == data.dim(), f"strides of {name:.80}")
-    order = sorted(range(data.dim()), key=lambda d: (strides[d], d))
-    expected = 1
-    for d in order:
-        if data.shape[d] != 1:
-            need(strides[d] == expected or data.numel() == 0, f"{name:.80} has strides with gaps")
-            expected *= data.shape[d]
+    need(data.numel() == 0 or is_dense(data.shape, strides), f"{name:.80} has strides with gaps")
     need(content["kind"] in KINDS, f"{name:.80} is a {content['kind']!r:.40}")
     grad = content["requires_grad"]
     need(not grad or dtype.is_floating_point or dtype.is_complex, f"{name:.80} cannot require a gradient")
@@ -337,15 +332,9 @@ class Program:
         kind = content["make"]
         need(kind in ("tuple", *MADE), f"an object of the kind {kind!r:.40}")
         if kind == "dict":
-            return kind, each(content["items"], "items", self.pair)
+            return kind, each(content["items"], "items", lambda item: read_pair(item, self.expression))
         limit = position if kind == "tuple" else self.n_made
         return kind, [self.expression(v, limit) for v in content["items"]]
-
-    def pair(self, value: Any) -> tuple[Any, Expression]:
-        need(isinstance(value, list) and len(value) == 2, "an item of a dictionary")
-        key = decode(value[0])
-        need(type(key) in (str, int, bool, float, type(None)), "a key of a dictionary")
-        return key, self.expression(value[1])
 
     def write(self, value: Any) -> tuple[str, Expression]:
         content = fields(value, "a write", {"state": str, "value": dict})

@@ -28,6 +28,7 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
+UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
 COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -86,12 +87,9 @@ def relation(tree: ast.expr, count: int) -> Evaluate:
                 need(small, "a power in a relation of sizes")
             first, second, function = relation(left, count), relation(right, count), BINARY[type(op)]
             return lambda t: function(first(t), second(t))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = relation(operand, count)
-            return lambda t: -inner(t)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner = relation(operand, count)
-            return lambda t: not inner(t)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in UNARY:
+            inner, change = relation(operand, count), UNARY[type(op)]
+            return lambda t: change(inner(t))
         case ast.Constant(value=bool() | int() | float() as number):
             return lambda t: number
         case ast.Name(id=name):

@@ -6,13 +6,13 @@ Numbers, strings, None and lists are themselves; everything else is an object wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import ExportError, LoadError
-from .archive import each, index, need
+from .archive import each, need
 
 DTYPES = {
     name: getattr(torch, name)
@@ -109,17 +109,33 @@ def read_size(content: Any, other: Other | None) -> Any:
     return torch.Size(items) if all(type(i) is int for i in items) else items
 
 
-def read_dict(content: Any, other: Other | None) -> dict:
-    def pair(item: Any) -> tuple[Any, Any]:
-        need(type(item) is list and len(item) == 2, "a dictionary's item is a pair")
-        key = decode(item[0])
-        need(type(key) in (str, int, bool, float, type(None)), "a dictionary's key is a number or a string")
-        return key, decode(item[1], other)
+def read_key(content: Any) -> Any:
+    key = decode(content)
+    need(type(key) in (str, int, bool, float, type(None)), "a dictionary's key is a number or a string")
+    return key
 
-    pairs = each(content, "a dictionary", pair)
+
+def read_pair(item: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+    need(type(item) is list and len(item) == 2, "a dictionary's item is a pair")
+    return read_key(item[0]), read(item[1])
+
+
+def read_dict(content: Any, other: Other | None) -> dict:
+    pairs = each(content, "a dictionary", lambda item: read_pair(item, lambda value: decode(value, other)))
     found = dict(pairs)
     need(len(found) == len(pairs), "a dictionary has a key twice")
     return found
+
+
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements fill their memory, in any order of the axes."""
+    expected = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def read_slice(content: Any, other: Other | None) -> slice:
@@ -162,5 +178,3 @@ READERS: dict[str, Callable[[Any, Other | None], Any]] = {
     "layout": from_table(LAYOUTS, "layout"),
     "memory_format": from_table(MEMORY_FORMATS, "memory format"),
 }
-
-__all__ = ["DTYPES", "MAX_INT", "decode", "encode", "index", "read_device", "read_dtype"]

@@ -19,7 +19,7 @@ from .guards import GuardWriter
 from .load import assemble
 from .residual import ResidualReader
 from .unchanged import refuse_changed
-from .values import encode
+from .values import encode, is_dense
 from .world import State, World
 
 
@@ -127,12 +127,12 @@ def stored(state: State, constants: dict[str, torch.Tensor]) -> tuple[dict[str, 
     tensors: dict[str, torch.Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in {**state.tensors, **constants}.items():
-        if not is_dense(tensor):
+        if not is_dense(tensor.shape, tensor.stride()):
             raise ExportError(f"{name} has strides {tensor.stride()}; a file holds tensors without gaps and overlaps")
         tensors[name], described[name] = dense(tensor), layout_of(tensor)
     for name in state.gradients:
         gradient = state.tensors[name].grad
-        if gradient is None or not is_dense(gradient):
+        if gradient is None or not is_dense(gradient.shape, gradient.stride()):
             raise ExportError(f"the gradient of {name} is gone, or has gaps; export right after a step")
         tensors[f"{name}.grad"] = dense(gradient)
         described[f"{name}.grad"] = layout_of(gradient) | {"requires_grad": False, "kind": "Tensor"}
@@ -154,17 +154,6 @@ def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
         "requires_grad": tensor.requires_grad,
         "kind": type(tensor).__name__,
     }
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory, in any order of the axes."""
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda p: p[1]):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
