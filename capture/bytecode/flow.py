@@ -8,20 +8,16 @@ from __future__ import annotations
 from moebius.interpreter.program import Program
 
 from .copied_returns import RETURNS, copies
-from .liveness import JUMPS, LEAVES
+from .liveness import ways_on
 
 RETURNED = -1  # in the place of an instruction's index
 
 
 def behind(program: Program, index: int) -> list[int]:
     """What may run next, exceptions apart. Of a block that the compiler wrote more than once the last copy."""
-    instruction = program.instructions[index]
-    if instruction.opname in RETURNS:
+    if program.instructions[index].opname in RETURNS:
         return [RETURNED]
-    ways = [] if instruction.opname in LEAVES or instruction.opname in JUMPS else [index + 1]
-    if instruction.target is not None:
-        ways.append(instruction.target)
-    return [last_copy(program, way) for way in ways]
+    return [last_copy(program, way) for way in ways_on(program, index)]
 
 
 def last_copy(program: Program, index: int) -> int:

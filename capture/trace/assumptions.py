@@ -121,9 +121,6 @@ class Assumptions:
         """What varies in the calls of a function that will be captured below."""
         return self.below.setdefault(code, {})
 
-    def count(self, place: str) -> None:
-        self.counters.add(place)
-
     @property
     def recomputes(self) -> bool:
         """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""
@@ -197,13 +194,13 @@ class Assumptions:
 
     def forget(self) -> None:
         """What earlier calls have taught of places, sizes and branches."""
-        self.deciding.clear()
-        for known in (self.symbolic_places, self.symbolic_strings, self.inspected_strings, self.unpredictable):
+        every: tuple[set[str] | dict[Any, Any], ...] = (
+            self.deciding, self.symbolic_places, self.symbolic_strings, self.inspected_strings, self.unpredictable,
+            self.apart, self.together, self.logs,
+            self.varying, self.below, self.dynamic_dims, self.thin, self.predictions,
+        )  # fmt: skip
+        for known in every:
             known.clear()
-        for kinds in (self.apart, self.together, self.logs):
-            kinds.clear()
-        for told in (self.varying, self.below, self.dynamic_dims, self.thin, self.predictions):
-            told.clear()
 
     def learn_of_break(self, reason: str, domain: Met, endless: set[str], ones: set[str]) -> bool:
         """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, what

@@ -418,7 +418,7 @@ class Trace:
             return self.texts.of_input(value, source)
         small = type(value) is int and value in (0, 1) and self.writer.stop_number is None  # as sizes: constants
         if small:
-            self.began_with.count(source.name)  # for the trace that finds a failure: whatever it is by then
+            self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
             small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
@@ -507,9 +507,9 @@ def trace(request: Request, assumptions: Assumptions) -> Trace:
     return again
 
 
-def better_of(attempt: Trace, other: Trace) -> tuple[Trace, bool]:
-    """The one that got further, and whether that is the other one."""
-    better = other.went_on_from(attempt)
+def better_of(attempt: Trace, other: Trace, better: bool | None = None) -> tuple[Trace, bool]:
+    """The one that got further, and whether that is the other one. better: where that is known."""
+    better = other.went_on_from(attempt) if better is None else better
     (attempt if better else other).release()
     return (other, True) if better else (attempt, False)
 
@@ -548,14 +548,11 @@ def counting(attempt: Trace) -> Trace:
     if not names or not assumptions.whole_step or assumptions.dynamic is False:
         return attempt
     other = traced(attempt.request, replace(assumptions, counters=assumptions.counters | names))
-    numbers = other.tensors.numbers.fixed.values()
-    decides = any(number.kind is int for number in numbers)
-    if decides or (other.graph_break is not None and not other.went_on_from(attempt)):
-        other.release()
-        return attempt
-    attempt.release()
-    assumptions.counters.update(names)
-    return other
+    decides = any(number.kind is int for number in other.tensors.numbers.fixed.values())
+    attempt, better = better_of(attempt, other, False if decides else None)
+    if better:
+        assumptions.counters.update(names)
+    return attempt
 
 
 def reading(attempt: Trace) -> Trace:
@@ -567,12 +564,10 @@ def reading(attempt: Trace) -> Trace:
         return attempt
     known = assumptions.inspected_strings | (inspected_strings or opened)
     other = traced(attempt.request, replace(assumptions, inspected_strings=known))
-    if not inspected_strings and other.graph_break is not None and not other.went_on_from(attempt):
-        other.release()
-        return attempt
-    attempt.release()
-    assumptions.inspected_strings.update(inspected_strings or opened)
-    return other
+    attempt, better = better_of(attempt, other, True if inspected_strings else None)
+    if better:
+        assumptions.inspected_strings.update(inspected_strings or opened)
+    return attempt
 
 
 def traceable(function: Any) -> str | None:
