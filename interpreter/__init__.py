@@ -14,7 +14,7 @@ with private_builtins(__name__):
     from .domain import Domain
     from .domain.containers import MEASURING
     from .errors import InterpreterError, Signal
-    from .frame import Frame
+    from .frame import Frame, opened
     from .interpret import interpret
     from .kinds import is_kind
     from .machine import Machine
@@ -25,5 +25,5 @@ with private_builtins(__name__):
 
 __all__ = [
     "ITERATOR_PLACES", "MEASURING", "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError",
-    "Machine", "Program", "Signal", "count_native_frames", "decode", "interpret", "is_kind",
+    "Machine", "Program", "Signal", "count_native_frames", "decode", "interpret", "is_kind", "opened",
 ]  # fmt: skip

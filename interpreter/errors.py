@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .frame import opened
+
 
 class Signal(BaseException):
     """A request to the machine's owner that user code never sees.
@@ -37,11 +39,9 @@ class InterpreterError(Exception):
             return
         self.instruction = str(frame.instruction)
         places = []
-        walk = frame
-        while walk is not None:
-            line = walk.code.co_firstlineno if walk.line is None else walk.line
-            places.append((walk.code.co_filename, line, walk.code.co_qualname))
-            walk = walk.back
+        for one in opened(frame):
+            line = one.code.co_firstlineno if one.line is None else one.line
+            places.append((one.code.co_filename, line, one.code.co_qualname))
         self.file, self.line, self.function = places[0]
         self.stack = tuple(reversed(places))
         self.operands = tuple(type(value).__qualname__ for value in frame.stack)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -134,3 +134,10 @@ class Frame(Generic[D]):
 
     def __repr__(self) -> str:
         return f"<Frame {self.code.co_qualname} at {self.code.co_filename}:{self.line}, pc {self.pc}>"
+
+
+def opened(frame: Frame | None) -> Iterator[Frame]:
+    """The frame and those that it was called from, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.back

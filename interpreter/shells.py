@@ -7,12 +7,13 @@ function's name, place and flags, so that warnings and repr read right.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from itertools import chain, islice
 from sys import get_coroutine_origin_tracking_depth
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import ref
 
-from .frame import Frame
+from .frame import Frame, opened
 from .protocols import Machine
 
 CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
@@ -174,12 +175,7 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
 
 def origin(machine: Machine, frame: Frame | None, depth: int) -> tuple[tuple[str, int | None, str], ...]:
     """Objects/genobject.c compute_cr_origin: the places that made the coroutine, the innermost first."""
-    places: list[tuple[str, int | None, str]] = []
-    while frame is not None and len(places) < depth:
-        places.append((frame.code.co_filename, frame.line, frame.code.co_name))
-        frame = frame.back
-    native = machine.caller()
-    while native is not None and len(places) < depth:
-        places.append((native.f_code.co_filename, native.f_lineno, native.f_code.co_name))
-        native = native.f_back
-    return tuple(places)
+    ours = ((one.code, one.line) for one in opened(frame))
+    natives = ((native.f_code, native.f_lineno) for native in machine.callers())
+    places = islice(chain(ours, natives), depth)
+    return tuple((code.co_filename, line, code.co_name) for code, line in places)

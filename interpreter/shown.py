@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain, islice
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from .frame import FRESH_LOCALS, Frame
+from .frame import FRESH_LOCALS, Frame, opened
 from .locals_proxy import FrameLocalsProxy
 from .order import clear
 from .sentinels import UNSET
@@ -84,28 +86,16 @@ class Shown:
 
     def frame_at(self, depth: int) -> Frame | None:
         """The frame `depth` calls above the innermost one, or None."""
-        frame = self.frame
-        while depth > 0 and frame is not None:
-            frame = frame.back
-            depth -= 1
-        return frame
+        return next(islice(opened(self.frame), max(depth, 0), None), None)
 
     def native_frame(self, depth: int) -> Any:
         """sys._getframe(depth): a frame object with the right code, globals and line's function."""
-        frame = self.frame
-        while frame is not None and depth > 0:
-            frame, depth = frame.back, depth - 1
-        if frame is not None:
-            return self.show(frame)
-        native = self.caller()
-        while native is not None and depth > 0:
-            native, depth = native.f_back, depth - 1
-        if native is None:
-            raise ValueError("call stack is not deep enough")
-        return native
+        for found in islice(chain(opened(self.frame), self.callers()), max(depth, 0), None):
+            return self.show(found) if isinstance(found, Frame) else found
+        raise ValueError("call stack is not deep enough")
 
-    def caller(self) -> FrameType | None:
-        """The native frame that called the machine."""
+    def callers(self) -> Iterator[FrameType]:
+        """The native frame that called the machine, and those that called that."""
         native: FrameType | None = sys._getframe()
         while native is not None and not (
             native.f_code is self.entry_code and native.f_locals["self"] is self
@@ -113,7 +103,9 @@ class Shown:
             native = native.f_back
         while native is not None and is_machine_module(native):
             native = native.f_back
-        return native
+        while native is not None:
+            yield native
+            native = native.f_back
 
     def show(self, frame: Frame) -> Any:
         """A native frame object for an interpreted frame; what changes with the frame is asked of that."""
@@ -128,10 +120,7 @@ class Shown:
         return frame if frame is not None and frame.native is native else None
 
     def is_running(self, frame: Frame) -> bool:
-        walk = self.frame
-        while walk is not None and walk is not frame:
-            walk = walk.back
-        return walk is not None
+        return frame in opened(self.frame)
 
     def frame_part(self, native: Any, name: str) -> Any:
         """The parts of a frame object that change with the frame, of one that `show` made."""
@@ -141,7 +130,7 @@ class Shown:
         if name == "f_back":
             if frame.back is not None:
                 return self.show(frame.back)
-            return self.caller() if self.is_running(frame) else None
+            return next(self.callers(), None) if self.is_running(frame) else None
         if name == "f_lineno":
             return frame.line
         if name == "f_lasti":

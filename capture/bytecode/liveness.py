@@ -88,12 +88,16 @@ def set_before(code: types.CodeType, index: int, name: str) -> tuple[list[int], 
 
 def before_one(instruction: Any, after: set[str]) -> set[str]:
     """What is live before an instruction."""
-    if instruction.opname == "LOAD_CLOSURE" or instruction.opname.endswith("_DEREF"):
+    if names_a_cell(instruction):
         return after | {instruction.argval}
     live = set(after)
     for kind, name in reversed(accesses(instruction)):
         live = live - {name} if kind == "STORE" else live | {name}
     return live
+
+
+def names_a_cell(instruction: Any) -> bool:
+    return instruction.opname == "LOAD_CLOSURE" or instruction.opname.endswith("_DEREF")
 
 
 def accesses(instruction: Any) -> list[tuple[str, str]]:

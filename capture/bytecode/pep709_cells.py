@@ -11,7 +11,7 @@ import types
 
 from moebius.interpreter import decode
 
-from .liveness import accesses, ways_on
+from .liveness import accesses, names_a_cell, ways_on
 
 
 def hidden_later(code: types.CodeType, index: int) -> str | None:
@@ -34,7 +34,7 @@ def hidden_later(code: types.CodeType, index: int) -> str | None:
         if instruction.opname == "MAKE_CELL" and i > begins:
             after |= {instruction.argval}
             hidden.add(instruction.argval)
-        if instruction.opname == "LOAD_CLOSURE" or instruction.opname.endswith("_DEREF"):
+        if names_a_cell(instruction):
             used |= (own - inside) & {instruction.argval}
         for kind, name in accesses(instruction):
             if kind == "STORE":

@@ -15,7 +15,7 @@ import torch
 
 from moebius.interpreter import UNSET, Frame, decode, is_kind
 
-from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed, ways_on
+from ..bytecode.liveness import LEAVES, accesses, falls_through, names_a_cell, read_later, reads_unnamed, ways_on
 from ..bytecode.stack_layout import (
     AFTER_LOOP,
     BEFORE_CALL,
@@ -57,12 +57,7 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
             continue
         seen.add(i)
         instruction = program.instructions[i]
-        if "FAST" in instruction.opname or instruction.opname in (
-            "LOAD_CLOSURE",
-            "LOAD_DEREF",
-            "STORE_DEREF",
-            "DELETE_DEREF",
-        ):
+        if "FAST" in instruction.opname or names_a_cell(instruction):
             names |= set(instruction.argval if is_kind(instruction.argval, tuple) else (instruction.argval,))
         elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "super":
             names |= first_argument(frame_code)

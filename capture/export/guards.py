@@ -21,6 +21,7 @@ from .residual import Output, ResidualReader
 from .values import encode
 from .world import Frozen, Open, State, World
 
+META = (*SIZES, *FLAGS)
 TYPE_NAMES = {value: name for name, value in TYPES.items()}
 # Checks of objects that no argument leads to. "none_of": the objects of the capture are not where the file is loaded,
 # but for the tensors of the state, and those every loaded step compares with its arguments.
@@ -146,7 +147,7 @@ class GuardWriter:
     def meta(self, fact: Fact, meta: dict[str, Any]) -> dict[str, Any]:
         if meta.get("type") not in (None, *TYPE_NAMES):
             self.refuse(fact, f"a {meta['type'].__name__}")
-        found: dict[str, Any] = {k: list(v) if isinstance(v := meta[k], tuple) else v for k in (*SIZES, *FLAGS) if k in meta}
+        found: dict[str, Any] = {k: list(v) if isinstance(v := meta[k], tuple) else v for k in META if k in meta}
         if meta.get("type") is not None:
             found["type"] = TYPE_NAMES[meta["type"]]
         for key in ("dtype", "device", "layout"):

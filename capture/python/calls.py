@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from moebius.interpreter import MEASURING, UNSET, is_kind
+from moebius.interpreter import MEASURING, UNSET, is_kind, opened
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
 from moebius.lowering.step.optimizer_steps import before_step
@@ -239,10 +239,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         frame = self.domain.frame
         if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
             return False
-        asking: list[tuple[str, str]] = []
-        while frame is not None and len(asking) < 3:  # a library's own forms of the question stand between
-            asking.append((frame.code.co_filename, frame.code.co_qualname))
-            frame = frame.back
+        codes = [one.code for one in itertools.islice(opened(frame), 3)]  # (a library's own forms of it stand between)
+        asking = [(code.co_filename, code.co_qualname) for code in codes]
         self.domain.asked_compiling.update(asking)
         return not self.domain.compiling_for.isdisjoint(asking)
 

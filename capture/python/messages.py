@@ -7,6 +7,7 @@ write to a stream or a file, and their formatters. A handler of the user's could
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import logging.handlers
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import is_kind
+from moebius.interpreter import is_kind, opened
 from moebius.lowering.step import texts
 from moebius.lowering.step.filters import recorders
 
@@ -71,9 +72,8 @@ class Messages:
             raise Break(what, "a handler, filter or formatter is not Python's own", AFTER)
         asked = functools.partial(is_logged_plainly, logger)
         self.guards.holds(self.objects.need(logger).source.name, "logs by Python's own handlers", asked)
-        frame = self.domain.frame
-        while frame is not None and frame.code.co_filename == logging.info.__code__.co_filename:
-            frame = frame.back
+        own = logging.info.__code__.co_filename
+        frame = next((one for one in opened(self.domain.frame) if one.code.co_filename != own), None)
         if frame is None or passed_over(frame.code.co_filename):
             raise Break(what, "of a caller outside of the step", AFTER)
         code = frame.code
@@ -151,9 +151,7 @@ class Messages:
 
     def frame_of(self, stacklevel: int) -> Any:
         """The frame that a warning is said to come from (``setup_context`` in Python/_warnings.c)."""
-        frame = self.domain.frame
-        for _ in range(stacklevel - 1):
-            frame = None if frame is None else frame.back
+        frame = next(itertools.islice(opened(self.domain.frame), max(stacklevel - 1, 0), None), None)
         if frame is None or stacklevel < 1 or passed_over(frame.code.co_filename):
             raise Break("warnings.warn", f"of a caller outside of the step (stacklevel={stacklevel})", AFTER)
         return frame

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind
+from moebius.interpreter import ITERATOR_PLACES, NULL, Frame, is_kind, opened
 from moebius.lowering import computes
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import asks_plain_python, require_equal
@@ -154,13 +153,6 @@ def is_of_torch(callee: Any) -> bool:
 def is_a(value: Any, *kinds: type) -> bool:
     """``isinstance``, without asking the user's object for its class."""
     return issubclass(type(value), kinds)
-
-
-def opened(frame: Frame | None) -> Iterator[Frame]:
-    """The open frames, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.back
 
 
 def is_in_handler(frame: Frame) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame, is_kind
+from moebius.interpreter import UNSET, Frame, is_kind, opened
 
 from ..bytecode.counting import counted
 from ..bytecode.user_code import is_library
@@ -72,10 +72,7 @@ class Recorder:
         if len(moments) >= MOST_LINES:
             self.recording.is_cut = True
             return len(moments) - 1
-        caller = frame.back
-        while caller is not None and caller not in self.newest:
-            caller = caller.back
-        parent = None if caller is None else self.newest[caller][0]
+        parent = next((self.newest[caller][0] for caller in opened(frame.back) if caller in self.newest), None)
         held = [self.objects.seen_in_cell(v) if type(v) is types.CellType else v for v in frame.locals]
         variables = zip(frame.program.localsplus, held, strict=True)
         values = {n: in_words(v) for n, v in variables if v is not UNSET and v is not ABSENT and not is_own(n)}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind, opened
 
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import Place
@@ -46,7 +46,7 @@ from .assumed_sizes import AssumedSizes
 from .assumptions import Assumptions
 from .blockers import blocked
 from .frame_snapshots import FrameSnapshot
-from .may_raise import is_in_handler, opened, raised, refuse_lost_handler
+from .may_raise import is_in_handler, raised, refuse_lost_handler
 from .native_pieces import why_whole
 from .provenance import place_of, said_of, shown_at, where_data_choose
 from .recorder import Recorder, Recordings
@@ -169,18 +169,15 @@ class Trace:
     def where(self) -> tuple[Where, ...]:
         """The user's stack, outermost first."""
         places: list[Where] = []
-        frame, known = getattr(self.machine, "frame", None), self.places
-        while frame is not None:
+        known = self.places
+        for frame in opened(self.machine.frame):
             key = id(frame.code), frame.pc  # (which its place keeps alive)
             places.append(known.get(key) or known.setdefault(key, place_of(frame, frame.pc)))
-            frame = frame.back
         return tuple(reversed(places))
 
     def line(self) -> tuple[str, int]:
         """The user's line: not one of torch's, the standard library's or ours that it has called."""
-        frame = getattr(self.machine, "frame", None)
-        while frame is not None and is_library(frame.code.co_filename):
-            frame = frame.back
+        frame = next((one for one in opened(self.machine.frame) if not is_library(one.code.co_filename)), None)
         if frame is None:
             code = shown_code(self.request.function)
             return code.co_filename, code.co_firstlineno
@@ -201,7 +198,7 @@ class Trace:
     def run(self) -> None:
         """Interpret the frame to its end or to a graph break."""
         outer = getattr(TRACING, "where", None), getattr(TRACING, "frame", None)
-        TRACING.where, TRACING.frame = self.where, lambda: getattr(self.machine, "frame", None)
+        TRACING.where, TRACING.frame = self.where, lambda: self.machine.frame
         try:
             with self.world.answering():
                 self.interpret()
@@ -251,14 +248,12 @@ class Trace:
     def tell_below(self, name: str) -> None:
         """A place that varies is needed now, which is a graph break: the open calls, which will be captured apart, know
         it by the names that it has there."""
-        frame = self.machine.frame
-        while frame is not None and frame.back is not None:
+        for frame in [*opened(self.machine.frame)][:-1]:
             known = self.assumptions.of_code(frame.code)
             for local, value in zip(frame.program.localsplus, frame.locals, strict=True):
                 place = self.place_of(value)
                 if place == name or (place and name.startswith((f"{place}.", f"{place}["))):
                     known[f"L[{local!r}]{name[len(place) :]}"] = self.assumptions.varying[name]
-            frame = frame.back
 
     def place_of(self, value: Any) -> str:
         """The name of the place at which a value was found, "" for none."""
@@ -281,11 +276,7 @@ class Trace:
     def frames(self) -> list[FrameSnapshot]:
         """The open frames, outermost first, as they were before the instructions that they are in."""
         stacks, loops = self.domain.stacks, self.domain.open_loops
-        frames: list[Frame] = []
-        frame = self.machine.frame
-        while frame is not None:
-            frames.insert(0, frame)
-            frame = frame.back
+        frames = [*opened(self.machine.frame)][::-1]
         if loops and loops[0].frame in frames:  # half an iteration of an expert loop: before the loop
             del frames[frames.index(loops[0].frame) + 1 :]
             loops[0].frame.locals[:] = loops[0].put_back

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..domain.core import is_a, is_class, is_subtype
+from ..frame import opened
 from .registry import form
 
 
@@ -22,14 +23,10 @@ def given(
 
 def places(machine: Any) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """(file, line, globals) of the frames on the stack, the innermost first."""
-    frame = machine.frame
-    while frame is not None:
+    for frame in opened(machine.frame):
         yield frame.code.co_filename, frame.line or 0, frame.globals
-        frame = frame.back
-    native = machine.caller()
-    while native is not None:
+    for native in machine.callers():
         yield native.f_code.co_filename, native.f_lineno, native.f_globals
-        native = native.f_back
 
 
 def is_internal(file: str, skipped: tuple[str, ...] = ()) -> bool:
