@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter.domain.core import lookup
+from moebius.interpreter.domain.core import MISSING, lookup
 
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
@@ -77,7 +77,8 @@ def class_record(cls: type, watched: WatchedClass) -> Guard:
 
 def look_up(cls: type, name: str) -> Any:
     """What ``name`` is along the class's method resolution order, not bound; ABSENT if nowhere."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
+    found = lookup(cls, name)
+    return ABSENT if found is MISSING else found
 
 
 def changed_in_class(cls: type, entries: dict[str, Any]) -> str | None:

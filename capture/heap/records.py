@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.core import lookup
 
 from ..guards.sources import Source
 from ..hook import ABSENT
@@ -153,7 +154,4 @@ def raw_dict(obj: Any) -> dict | None:
 
 def python_method(cls: type, name: str) -> bool:
     """Whether looking ``name`` up on the class finds a Python function."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return is_kind(base.__dict__[name], types.FunctionType)
-    return False
+    return is_kind(lookup(cls, name), types.FunctionType)

@@ -20,6 +20,7 @@ import torch
 from moebius.interpreter import Signal, is_kind
 from moebius.interpreter.domain.core import type_name
 
+from ..guards.program import look_up
 from ..guards.sources import Part, Static
 from ..heap import tensor_attributes
 from ..heap.class_attributes import ClassAttributes
@@ -74,11 +75,7 @@ class Attributes(Slots):
             if (moving := self.of_classes.find(cls, name)) is not UNREAD:
                 self.heard(name, moving, cls)
                 return moving
-            found = ABSENT
-            for base in cls.__mro__:
-                if name in base.__dict__:
-                    found = base.__dict__[name]
-                    break
+            found = look_up(cls, name)
             if not cls.__flags__ & IMMUTABLE_TYPE:
                 self.guards.class_entry(cls, name, found)
             self.looked_up[key] = self.enter_class_value(cls, name, found)

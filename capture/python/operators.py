@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from moebius.interpreter import is_kind
-from moebius.interpreter.domain.core import special, type_name
+from moebius.interpreter.domain.core import lookup, special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS, COMPARISONS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.domain.operators import STEMS as DUNDERS
@@ -542,7 +542,5 @@ def family_of(value: Any) -> type:
 
 def defined_in_c(kind: type, name: str) -> bool:
     """Whether a type has the special method from C code, other than object's own."""
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            return base is not object and is_kind(base.__dict__[name], types.WrapperDescriptorType)
-    return False
+    found = lookup(kind, name)
+    return is_kind(found, types.WrapperDescriptorType) and found.__objclass__ is not object
