@@ -149,10 +149,9 @@ class Operators(Membership):
             left, right = map(self.objects.seen_through, (left, right))
         self.refuse_alien(left)
         self.refuse_alien(right)
+        names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r", "i")]
         for value in (left, right):
-            self.guard_operators(
-                value, (f"__{n}{s}__" for s in (DUNDERS[op.removesuffix("=")],) for n in ("", "r", "i"))
-            )
+            self.guard_operators(value, names)
         if op.endswith("="):
             if type(left) in CONTAINERS:
                 return self.container_in_place(op, left, right)
@@ -198,34 +197,25 @@ class Operators(Membership):
         if issubclass(type(left), TensorProxy):
             right = self.array_inputs.as_number(right)
         for value in (left, right):
-            if (
-                type(value) not in SIMPLE
-                and type(value) not in SYMBOLIC
-                and type(value) not in (TensorProxy, Number, complex, list, tuple)
-            ):
-                if not issubclass(type(value), TensorProxy):
-                    raise Break(
-                        "operator between a tensor and an object",
-                        f"tensor {op} {type(value).__name__}",
-                        "convert the object to a tensor or a number first",
-                    )
+            known = type(value) in (*SIMPLE, *SYMBOLIC, Number, complex, list, tuple)
+            if not known and not issubclass(type(value), TensorProxy):
+                raise Break(
+                    "operator between a tensor and an object",
+                    f"tensor {op} {type(value).__name__}",
+                    "convert the object to a tensor or a number first",
+                )
         if type(left) in (list, tuple) or type(right) in (list, tuple):
             raise Break("operator between a tensor and a sequence", op, "make a tensor of the sequence first")
         in_place = op.endswith("=") and issubclass(type(left), TensorProxy)
         return self.tensors.function(OPERATORS[op if in_place else op.removesuffix("=")], (left, right), {})
 
     def container_in_place(self, op: str, left: Any, right: Any) -> Any:
-        method = {"+=": "__iadd__", "|=": "__ior__", "&=": "intersection_update", "-=": "difference_update"}.get(op)
+        method = {"+=": "extend", "|=": "update", "&=": "intersection_update", "-=": "difference_update"}.get(op)
         if method is None:
             raise Break("in-place operator on a container", f"{type(left).__name__} {op}", "write it as an assignment")
         if type(left) is set and not issubclass(type_of(right), (set, frozenset)):
             return super().binary(op, left, right)  # (methods take any iterable)
-        if op == "+=":
-            self.calls.container_method(left, list if type(left) is list else type(left), "extend", [right], {})
-        elif op == "|=":
-            self.calls.container_method(left, type(left), "update", [right], {})
-        else:
-            self.calls.container_method(left, type(left), method, [right], {})
+        self.calls.container_method(left, type(left), method, [right], {})
         return left
 
     def percent(self, text: str, values: Any) -> Any:

@@ -86,9 +86,7 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
 
 
 def shared_group(lists: list[list[Any]]) -> Any:
-    """The group of all tensors, None where they have several (``TensorLists`` asks without a loop)."""
-    keys = {(first.device, first.dtype) for first in lists[0]}
-    return keys.pop() if len(keys) == 1 and all(len(values) in (0, len(lists[0])) for values in lists) else None
+    """The group of all tensors, None where they have several or it is not known (``TensorLists`` answers)."""
 
 
 class Range(torch.autograd.profiler.record_function):
