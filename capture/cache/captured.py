@@ -221,8 +221,7 @@ class Captured:
         return ""
 
     def request(self, args: tuple, kwargs: dict[str, Any]) -> Request:
-        names = self.argument_names(args, kwargs)
-        return Request(self.function, args, kwargs, self.n_cells, names)
+        return Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
 
     def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether these arguments fit the function's parameters."""
@@ -458,10 +457,11 @@ class Captured:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
         modules = {id(module) for module in called_on(args)}
         alike = [segment for segment in self.segments if modules.issuperset(id(module()) for module in segment.modules)]
-        hits = {program: count for program, _, count in self.entry.targets}
-        others = [(each, hits.get(each.guards.program, 0)) for each in self.segments if each not in alike]
-        for segment in [] if self.root else self.short_lived.idle(others, self.call_number):
-            self.forget(segment)
+        if not self.root:
+            hits = {program: count for program, _, count in self.entry.targets}
+            others = [(each, hits.get(each.guards.program, 0)) for each in self.segments if each not in alike]
+            for segment in self.short_lived.idle(others, self.call_number):
+                self.forget(segment)
         failed = failures(alike, args, kwargs)
         if failed:
             said = told(failed, self.function.__code__, args, kwargs)

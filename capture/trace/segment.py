@@ -69,7 +69,7 @@ class Owner(Protocol):
         """What runs a part of the call, with what the options switch on."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """One captured part of a frame, from its entry to its return or its graph break.
 
