@@ -409,7 +409,7 @@ class Trace:
             return self.texts.of_input(value, source)
         small = type(value) is int and value in (0, 1) and self.writer.stop_number is None  # as sizes: constants
         if small:
-            self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
+            self.began_with.counters |= {source.name}  # for the trace that finds a failure: whatever it is by then
         if self.assumptions.whole_step and (
             small or type(value) in (bool, float, complex, *NUMPY_NUMBERS) or source.name in self.assumptions.counters
             or (source.name in self.assumptions.varying and type(value) is int)
