@@ -68,35 +68,24 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
 
 
 @opcode("CALL:NULL_AFTER", operands=lambda count: count + 2)
-def call_null_after(frame: Frame, stack: list[Any], count: int) -> None:
+def call_null_after(frame: Frame, stack: list[Any], count: int, names: tuple[str, ...] = ()) -> None:
     args = take(stack, count)
     if stack[-1] is NULL:
         stack.pop()
     else:
         args.insert(0, stack.pop())
+    kwargs = named(args, names) if names else {}
     try:
-        result = frame.domain.call(stack[-1], args, {})
+        result = frame.domain.call(stack[-1], args, kwargs)
     except BaseException:
-        put_back(stack, left_of(stack[-1], args, {}), count + 2)
+        put_back(stack, left_of(stack[-1], args, kwargs), count + 2 + bool(names))
         raise
     end_call(stack, args, result)
 
 
 @opcode("CALL_KW", operands=lambda count: count + 3)
 def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
-    names = stack.pop()
-    args = take(stack, count)
-    if stack[-1] is NULL:
-        stack.pop()
-    else:
-        args.insert(0, stack.pop())
-    kwargs = named(args, names)
-    try:
-        result = frame.domain.call(stack[-1], args, kwargs)
-    except BaseException:
-        put_back(stack, left_of(stack[-1], args, kwargs), count + 3)
-        raise
-    end_call(stack, args, result)
+    call_null_after(frame, stack, count, stack.pop())
 
 
 def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool, count: int) -> None:
