@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..order import clear, discard, replace
-from ..registry import Frame, opcode
+from ..registry import Frame, Handler, opcode
 from ..sentinels import NULL
 
 
@@ -17,22 +17,16 @@ def take(stack: list[Any], count: int) -> list[Any]:
     return items
 
 
-@opcode("BUILD_TUPLE")
-def build_tuple(frame: Frame, stack: list[Any], count: int) -> None:
-    items = take(stack, count)
-    stack.append(frame.domain.build_tuple(items))
+def build(name: str) -> Handler:
+    def run(frame: Frame, stack: list[Any], count: int) -> None:
+        items = take(stack, count)
+        stack.append(getattr(frame.domain, name)(items))
+
+    return run
 
 
-@opcode("BUILD_LIST")
-def build_list(frame: Frame, stack: list[Any], count: int) -> None:
-    items = take(stack, count)
-    stack.append(frame.domain.build_list(items))
-
-
-@opcode("BUILD_SET")
-def build_set(frame: Frame, stack: list[Any], count: int) -> None:
-    items = take(stack, count)
-    stack.append(frame.domain.build_set(items))
+for _name in ("build_tuple", "build_list", "build_set", "build_string"):
+    opcode(_name.upper())(build(_name))
 
 
 @opcode("BUILD_MAP", operands=lambda count: 2 * count)
@@ -49,12 +43,6 @@ def build_const_key_map(frame: Frame, stack: list[Any], count: int) -> None:
     keys = stack.pop()
     items = take(stack, count)
     stack.append(frame.domain.build_map(list(zip(keys, items, strict=True))))
-
-
-@opcode("BUILD_STRING")
-def build_string(frame: Frame, stack: list[Any], count: int) -> None:
-    parts = take(stack, count)
-    stack.append(frame.domain.build_string(parts))
 
 
 @opcode("BUILD_SLICE")
@@ -105,40 +93,24 @@ def list_to_tuple(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = frame.domain.list_to_tuple(stack[-1])
 
 
-@opcode("LIST_APPEND")
-def list_append(frame: Frame, stack: list[Any], depth: int) -> None:
-    value = stack.pop()
-    frame.domain.list_append(stack[-depth], value)
+def fill(name: str) -> Handler:
+    """Of a container that stands deeper on the stack: the topmost value, or what it holds, comes into it."""
+
+    def run(frame: Frame, stack: list[Any], depth: int) -> None:
+        value = stack.pop()
+        getattr(frame.domain, name)(stack[-depth], value)
+
+    return run
 
 
-@opcode("LIST_EXTEND")
-def list_extend(frame: Frame, stack: list[Any], depth: int) -> None:
-    values = stack.pop()
-    frame.domain.list_extend(stack[-depth], values)
-
-
-@opcode("SET_ADD")
-def set_add(frame: Frame, stack: list[Any], depth: int) -> None:
-    value = stack.pop()
-    frame.domain.set_add(stack[-depth], value)
-
-
-@opcode("SET_UPDATE")
-def set_update(frame: Frame, stack: list[Any], depth: int) -> None:
-    values = stack.pop()
-    frame.domain.set_update(stack[-depth], values)
+for _name in ("list_append", "list_extend", "set_add", "set_update", "dict_update"):
+    opcode(_name.upper())(fill(_name))
 
 
 @opcode("MAP_ADD", operands=2)
 def map_add(frame: Frame, stack: list[Any], depth: int) -> None:
     frame.domain.map_add(stack[-depth - 2], stack[-2], stack[-1])
     discard(stack, 2)
-
-
-@opcode("DICT_UPDATE")
-def dict_update(frame: Frame, stack: list[Any], depth: int) -> None:
-    other = stack.pop()
-    frame.domain.dict_update(stack[-depth], other)
 
 
 @opcode("DICT_MERGE")

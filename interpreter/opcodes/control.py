@@ -75,12 +75,6 @@ opcode("FOR_ITER:POPS")(for_iter(-1, pops=True))
 opcode("FOR_ITER:WITH_PLACE")(for_iter(-2))
 
 
-@opcode("POP_ITER:WITH_PLACE")
-def pop_iter_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack.pop()
-    stack.pop()
-
-
 @opcode("RETURN_VALUE")
 def return_value(frame: Frame, stack: list[Any], operand: Any) -> int:
     frame.value = stack.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..natives import is_a
-from ..registry import Frame, opcode
+from ..registry import Frame, Handler, opcode
 from ..sentinels import LEAVE, NULL
 from ..tables import COUNTED
 
@@ -69,19 +69,18 @@ def end_send_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
     del stack[-3:-1]
 
 
-@opcode("CLEANUP_THROW")
-def cleanup_throw(frame: Frame, stack: list[Any], operand: Any) -> None:
-    exc = stack.pop()
-    if not is_a(exc, StopIteration):
-        frame.domain.reraise(frame, exc)
-    stack[-2] = None
-    stack[-1] = exc.value
+def cleanup_throw(place: int) -> Handler:
+    """place: of the receiver, which goes."""
+
+    def run(frame: Frame, stack: list[Any], operand: Any) -> None:
+        exc = stack.pop()
+        if not is_a(exc, StopIteration):
+            frame.domain.reraise(frame, exc)
+        stack[place] = None
+        stack[-1] = exc.value
+
+    return run
 
 
-@opcode("CLEANUP_THROW:WITH_PLACE")
-def cleanup_throw_with_place(frame: Frame, stack: list[Any], operand: Any) -> None:
-    exc = stack.pop()
-    if not is_a(exc, StopIteration):
-        frame.domain.reraise(frame, exc)
-    stack[-3] = None
-    stack[-1] = exc.value
+opcode("CLEANUP_THROW")(cleanup_throw(-2))
+opcode("CLEANUP_THROW:WITH_PLACE")(cleanup_throw(-3))

@@ -17,8 +17,8 @@ def pop_top(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack.pop()
 
 
-@opcode("END_FOR:POPS_BOTH")
-def end_for_pops_both(frame: Frame, stack: list[Any], operand: Any) -> None:
+@opcode("END_FOR:POPS_BOTH", "POP_ITER:WITH_PLACE")
+def pop_both(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack.pop()
     stack.pop()
 
