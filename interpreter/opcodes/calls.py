@@ -67,7 +67,6 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
     end_call(stack, args, result)
 
 
-@opcode("CALL:NULL_AFTER", operands=lambda count: count + 2)
 def call_null_after(frame: Frame, stack: list[Any], count: int, names: tuple[str, ...] = ()) -> None:
     args = take(stack, count)
     if stack[-1] is NULL:
@@ -81,6 +80,9 @@ def call_null_after(frame: Frame, stack: list[Any], count: int, names: tuple[str
         put_back(stack, left_of(stack[-1], args, kwargs), count + 2 + bool(names))
         raise
     end_call(stack, args, result)
+
+
+opcode("CALL:NULL_AFTER", operands=lambda count: count + 2)(call_null_after)
 
 
 @opcode("CALL_KW", operands=lambda count: count + 3)
