@@ -67,7 +67,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     for node in regions:
         _describe(node, chains, plan)
     kept = _only_experts(regions, chains)
-    here = {item for item in kept if _is_placed(real_of(item), mesh, axis)}
+    here = _all_or_none({item for item in kept if _is_placed(real_of(item), mesh, axis)}, chains)
     rows = _beside_whole_steps(here, regions, chains)
     chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
     kept, here = (items | {taken for taken, item in rows.items() if item in items} for items in (kept, here))
@@ -99,14 +99,14 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
 
     What a caller gives to ``place_parameters`` before it captures again. Empty once all are placed.
     """
-    found = []
-    for node in gm.graph.nodes:
-        if node.op == "placeholder" and node.meta.get("placement") == "as is" and node.meta.get("wants_shard"):
-            tensor = real_of(node)
-            plain = isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded)
-            if plain and not is_left_to_fsdp(tensor) and not stays_whole(tensor):
-                found.append(tensor)
-    return found
+    wants = [node for node in gm.graph.find_nodes(op="placeholder") if node.meta.get("wants_shard")]
+    found = [real_of(node) for node in wants if node.meta.get("placement") == "as is"]
+    return [tensor for tensor in found if not isinstance(tensor, Sharded)]
+
+
+def _may_move(node: fx.Node) -> bool:
+    tensor = real_of(node)
+    return isinstance(tensor, torch.nn.Parameter) and not is_left_to_fsdp(tensor) and not stays_whole(tensor)
 
 
 def input_conversions(gm: fx.GraphModule, options: LoweringOptions) -> list[str]:
@@ -147,18 +147,43 @@ def _weights(node: fx.Node) -> dict[str, fx.Node]:
 
 
 def _chain(weight: fx.Node) -> list[fx.Node] | None:
-    """[placeholder, ..., weight] where each step works on each expert alone; None where it comes from elsewhere."""
-    chain = [weight]
-    while chain[-1].op != "placeholder" and chain[-1].target is not to_graph_input:
-        node = chain[-1]
-        if not _keeps_experts_apart(node):
-            return None
-        chain.append(node.args[0])  # type: ignore[arg-type]
-    return chain[::-1]
+    """[placeholder, ..., weight] where each step works on each expert alone, several parameters where some are
+    concatenated (gate and up); None where it comes from elsewhere."""
+    chain, pending = {weight}, [weight]
+    while pending:
+        node = pending.pop()
+        if not _is_source(node):
+            if not _keeps_experts_apart(node):
+                return None
+            pending += node.all_input_nodes
+            chain.update(node.all_input_nodes)
+    return sorted(chain)
+
+
+def _is_source(node: fx.Node) -> bool:
+    return node.op == "placeholder" or node.target is to_graph_input
+
+
+def _sources(chain: list[fx.Node] | None) -> set[fx.Node]:
+    """The parameters that a weight is made of."""
+    return set(filter(_is_source, chain or ()))
+
+
+def _all_or_none(items: set[fx.Node], chains: dict[int, list[fx.Node] | None]) -> set[fx.Node]:
+    """Those of these parameters of which no weight has another one too."""
+    before = None
+    while before != items:
+        before = items
+        items = items.difference(*(found for chain in chains.values() if not (found := _sources(chain)) <= items))
+    return items
 
 
 def _keeps_experts_apart(node: fx.Node) -> bool:
     """Whether a node's result for expert e is made of expert e's rows alone, whatever number of experts there is."""
+    if node.op == "call_function" and node.target is torch.cat and not node.kwargs and len(node.args) == 2:
+        ranks = {rank_of(part) for part in node.all_input_nodes}
+        rank, axis = ranks.pop(), node.args[1]
+        return not ranks and bool(rank) and isinstance(axis, int) and axis % rank != 0
     call = read_call(node)
     source = None if call is None or call.op.inplace else call.args.get("input")
     if call is None or node.all_input_nodes != [source] or not rank_of(source):
@@ -178,20 +203,19 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
     for chain in chains.values():
         if chain is not None:
             allowed.update(chain)
-            kept.add(chain[0])
+            kept |= _sources(chain)
     for chain in chains.values():
         if chain is not None:
-            later = _of_the_step(chain[0], allowed)
+            later = set[fx.Node]().union(*(_of_the_step(source, allowed) for source in _sources(chain)))
             if any(user not in allowed and user not in later for node in chain for user in node.users):
-                kept.discard(chain[0])
+                kept -= _sources(chain)
     # The same node may be an experts' weight and its x, say; then it is needed whole.
     for node in regions:
         weights = set(_weights(node).values())
         for name, value in _arguments(node).items():
             if isinstance(value, fx.Node) and name not in WEIGHTS and value in weights:
-                chain = chains[id(value)]
-                kept.discard(chain[0] if chain else value)
-    return kept
+                kept -= _sources(chains[id(value)]) or {value}
+    return _all_or_none(kept, chains)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -291,11 +315,11 @@ def _replace(
     with graph.inserting_before(node):
         for name, value in _weights(node).items():
             chain = chains.get(id(value))
-            if chain is not None and chain[0] in here:
+            if chain is not None and _sources(chain) <= here:
                 _take_rows(chain, ranks, rank)
             else:
-                if chain is not None and chain[0] in kept:
-                    chain[0].meta["wants_shard"] = True
+                for source in _sources(chain) & kept if all(map(_may_move, _sources(chain))) else ():
+                    source.meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
         sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised, skips), outline)
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(6)]
@@ -313,18 +337,18 @@ def _replace(
 
 
 def _take_rows(chain: list[fx.Node], ranks: int, rank: int) -> None:
-    placeholder = chain[0]
-    if placeholder.meta["placement"] != "shard→local":
-        placeholder.meta["placement"] = "shard→local"
-        whole = placeholder.meta["val"]
-        low, high = chunk_span(int(whole.shape[0]), ranks, rank)
-        placeholder.meta["global_shape"] = tuple(whole.shape)
-        if isinstance(whole, FakeTensor):
-            with whole.fake_mode:
-                local = torch.empty((high - low, *whole.shape[1:]), dtype=whole.dtype, device=whole.device)
-            placeholder.meta["val"] = local.requires_grad_(whole.requires_grad)
-    for step in chain[1:]:
-        _propagate(step)
+    for step in chain:
+        if not _is_source(step):
+            _propagate(step)
+        elif step.meta["placement"] != "shard→local":
+            step.meta["placement"] = "shard→local"
+            whole = step.meta["val"]
+            low, high = chunk_span(int(whole.shape[0]), ranks, rank)
+            step.meta["global_shape"] = tuple(whole.shape)
+            if isinstance(whole, FakeTensor):
+                with whole.fake_mode:
+                    local = torch.empty((high - low, *whole.shape[1:]), dtype=whole.dtype, device=whole.device)
+                step.meta["val"] = local.requires_grad_(whole.requires_grad)
 
 
 def _propagate(node: fx.Node) -> None:
@@ -345,11 +369,9 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
     """Write a region, and the parameters that it reads, into the plan."""
     arguments = _arguments(node)
     for value in _weights(node).values():
-        chain = chains[id(value)]
-        if chain is not None and "val" in chain[0].meta:
-            total = int(chain[0].meta["val"].shape[0])
-            source = str(chain[0].meta.get("source", chain[0].name))
-            plan.parameters[source] = (total, -(-total // plan.ranks))
+        for source in (node for node in chains[id(value)] or () if _is_source(node) and "val" in node.meta):
+            total = int(source.meta["val"].shape[0])
+            plan.parameters[str(source.meta.get("source", source.name))] = (total, -(-total // plan.ranks))
     values = {
         name: arguments[name].meta.get("val") for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND")
         if isinstance(arguments[name], fx.Node)
