@@ -11,7 +11,6 @@ from moebius.lowering.step.assumed_sizes import UnequalSizesError, require_equal
 from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, attempted, chosen, either, require_branch
-from moebius.lowering.step.data import set_data
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
 from moebius.lowering.step.function_transforms import function_transform
 from moebius.lowering.step.functions import (
@@ -29,6 +28,7 @@ from moebius.lowering.step.gradients import (
     require_given,
     require_gradients,
     require_known,
+    set_data,
     set_gradient,
 )
 from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated

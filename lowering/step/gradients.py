@@ -1,4 +1,4 @@
-"""Nodes that read and write ``.grad`` in the middle of a graph."""
+"""Nodes that read and write ``.grad``, or give a tensor other data, in the middle of a graph."""
 
 from __future__ import annotations
 
@@ -84,9 +84,18 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     tensor.grad = gradient
 
 
+def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, in its place among the graph's nodes: from then on the two share storage."""
+    tensor.data = data
+
+
+set_data.writes = (0,)  # type: ignore[attr-defined]  # the argument that is another one from then on (aliasing.py asks)
+
+
 fx.wrap("gradient_of")
 fx.wrap("require_gradients")
 fx.wrap("keep")
 fx.wrap("require_known")
 fx.wrap("require_given")
 fx.wrap("set_gradient")
+fx.wrap("set_data")
