@@ -20,7 +20,7 @@ from typing import Any
 from torch import fx
 
 from moebius.kernels.precision import text_of
-from moebius.lowering.aliasing import Storage, storage_of
+from moebius.lowering.aliasing import Storage, storage_of, writes_outside
 from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.contract import Work
 from moebius.lowering.draft import Draft
@@ -165,13 +165,6 @@ def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
     if asks_of_each(gm):
         return []
     return [layer for layer in find_layers(worked(gm.graph)) if loops_among(layer.iterations[0])]
-
-
-def writes_outside(graph: fx.Graph) -> bool:
-    """Whether it may write into a storage that it was given: then it matters which of its inputs share one."""
-    storage = Storage(graph)
-    written = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
-    return any(root.op != "call_function" and root.op != "call_method" for root in written)
 
 
 def changes_what_layers_keep(outer: fx.Graph) -> bool:

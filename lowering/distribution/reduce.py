@@ -35,11 +35,11 @@ from moebius.lowering.distribution.torch_private import (
     fully_sharded,
     surround_backward,
     tree_leaves,
-    writes,
 )
 from moebius.lowering.distribution.weights import Weights, digest, window
 from moebius.lowering.step.gradients import Elsewhere
 from moebius.lowering.step.hooks import RankHook, is_looked_at, ranks_first
+from moebius.lowering.torch_private import version_of
 from moebius.lowering.values import certain
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
@@ -140,7 +140,7 @@ class Reducer:
         self.touched.add(place)
         if (leaf := self.known[place].parameter()) is None:
             return None
-        self.written.setdefault(place, writes(leaf))
+        self.written.setdefault(place, version_of(leaf))
         if not is_looked_at(leaf) or grad.layout is not torch.strided or grad.requires_grad:  # (those are refused)
             return None
         agree(self.mesh, f"the gradient of parameter {place}, which has hooks")
@@ -198,7 +198,7 @@ class Reducer:
         """Why gradients that are there cannot be averaged."""
         for place in touched:
             parameter = self.known[place].parameter()
-            if parameter is not None and writes(parameter) != written.get(place, writes(parameter)):
+            if parameter is not None and version_of(parameter) != written.get(place, version_of(parameter)):
                 return (
                     f"{self.known[place].told()} was written while backward() ran (by an optimizer "
                     f"that steps within it?), before its gradient was averaged; step after backward()"

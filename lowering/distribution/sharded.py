@@ -25,18 +25,16 @@ from moebius.lowering.distribution.torch_private import (
     by_rank,
     dtensor_rules,
     for_each_rank,
-    is_mutable,
-    is_view,
     tree_flatten,
     tree_leaves,
     tree_map,
     tree_unflatten,
     uncompiled,
     wrapper_tensor,
-    written,
 )
 from moebius.lowering.planner.traffic import chunk_span
 from moebius.lowering.step.hooks import RankHook
+from moebius.lowering.torch_private import is_view, may_write, written_by_schema
 
 NO_ADDRESS = (
     "the values of a parameter that lives on the ranks have no address of their own (what asks for it, safetensors or "
@@ -228,7 +226,7 @@ class Sharded(Readable):
             return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
-        writes = written(func, args, kwargs or {})
+        writes = tree_leaves(written_by_schema(func, args, kwargs or {}))
         for value in writes:
             if isinstance(value, Sharded):
                 value.whole_copy.writes[0] += 1
@@ -269,7 +267,7 @@ class Sharded(Readable):
         made = shortened(told) if torch.Tag.pointwise in func.tags else ""
 
         def on_whole_tensors() -> Any:
-            held, reads = [value for value in flat if isinstance(value, Sharded)], not is_mutable(func)
+            held, reads = [value for value in flat if isinstance(value, Sharded)], not may_write(func)
             if not (reads and all(value.whole_copy.is_there() for value in held)):
                 agree(mesh, f"reading {called(flat)}" if reads else told)
             whole = {id(v): v.whole_copy.read(v.shards) if reads else v.shards.full_tensor() for v in held}
@@ -290,7 +288,7 @@ class Sharded(Readable):
         if is_view(func):
             found = _views_of_rows(func, flat, spec, first)
             return on_whole_tensors() if found is None else found
-        if not is_mutable(func) and _fails_without_rows(func, flat, spec):
+        if not may_write(func) and _fails_without_rows(func, flat, spec):
             return on_whole_tensors()
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
@@ -300,7 +298,7 @@ class Sharded(Readable):
         except NotImplementedError:
             return on_whole_tensors()  # DTensor has no rule for this operator
         except RuntimeError:
-            if is_mutable(func):
+            if may_write(func):
                 raise
             return on_whole_tensors()  # nor one for uneven rows
 
@@ -394,7 +392,7 @@ def _fails_without_rows(func: Any, flat: list[Any], spec: Any) -> bool:
 
 def _with_own_data(func: Any, flat: list[Any]) -> bool:
     """Whether an operator computes something new of a sharded tensor and of one that each rank may have its own of."""
-    if is_mutable(func) or func.name().startswith("aten::_foreach"):
+    if may_write(func) or func.name().startswith("aten::_foreach"):
         return False
     plain = [v for v in flat if isinstance(v, torch.Tensor) and not isinstance(v, Sharded | DTensor)]
     return any(value.dim() > 0 for value in plain)
@@ -402,7 +400,7 @@ def _with_own_data(func: Any, flat: list[Any]) -> bool:
 
 def _steps_number_by_number(func: Any, args: tuple) -> bool:
     """Whether this is an optimizer's fused step, and what belongs to a parameter on ranks is there too, all of it."""
-    if not (func.name().startswith("aten::_fused_") and is_mutable(func)):
+    if not (func.name().startswith("aten::_fused_") and may_write(func)):
         return False
     each = zip(*(arg for arg in args if isinstance(arg, list | tuple) and arg), strict=True)
     return all(len({isinstance(v, Sharded) for v in held if v.dim()}) <= 1 for held in each)
@@ -482,7 +480,7 @@ class Gathered(Readable, torch.Tensor):
 
 
 def _refuse_lost_writes(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    if any(isinstance(value, Gathered) for value in written(func, args, kwargs)):
+    if any(isinstance(value, Gathered) for value in tree_leaves(written_by_schema(func, args, kwargs))):
         raise DistributionError(
             "this writes into a view of a parameter that lives on the ranks, where it would be lost; assign by index "
             "(parameter[i] = value), or call collect_parameters(model.parameters()) first"

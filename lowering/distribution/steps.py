@@ -18,8 +18,8 @@ from moebius.lowering.distribution.exchange import remember_axis
 from moebius.lowering.distribution.reduce import REDUCERS, are_of_a_mesh, is_averaged, reducer_of
 from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.sharded import forget_copies
-from moebius.lowering.distribution.torch_private import writes
 from moebius.lowering.step.optimizer_steps import ASKED, before_step, parameters_of
+from moebius.lowering.torch_private import version_of
 
 ALONE = (
     "{} parameters of an optimizer have gradients of this rank alone: a backward() reached them before the captured "
@@ -80,4 +80,4 @@ def nothing_unseen() -> Iterator[None]:
 
 def written(parameter: torch.Tensor) -> int:
     """How often the parameter's gradient was written."""
-    return 0 if parameter.grad is None else writes(parameter.grad)
+    return 0 if parameter.grad is None else version_of(parameter.grad)

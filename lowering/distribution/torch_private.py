@@ -63,37 +63,11 @@ def same_on_all(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.maybe_as_int())
 
 
-def is_mutable(operator: Any) -> bool:
-    """Whether an operator writes into an argument."""
-    return bool(operator._schema.is_mutable)
-
-
-def is_view(operator: Any) -> bool:
-    """Whether an operator gives back a view of an argument, and writes into none."""
-    returns = operator._schema.returns
-    return not is_mutable(operator) and any(value.alias_info is not None for value in returns)
-
-
-def written(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """The values among these arguments that an operator writes into."""
-    found: list[Any] = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += value if isinstance(value, list | tuple) else [value]
-    return found
-
-
 def drop_empty_hooks(tensor: torch.Tensor) -> None:
     """Let the tensor be as if no backward hook had ever been registered, where all were removed: the dict of hooks
     belongs to the Python object, and is not looked at once the object is another tensor's (swap)."""
     if tensor._backward_hooks is not None and not tensor._backward_hooks:
         tensor._backward_hooks = None
-
-
-def writes(tensor: torch.Tensor) -> int:
-    """How often a tensor was written in place."""
-    return int(tensor._version)
 
 
 def references(tensor: torch.Tensor) -> int:
