@@ -12,6 +12,7 @@ from moebius.lowering.aliasing import only_computes, writes_into
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.experts.unrolled_loops import DRAWN
 from moebius.lowering.operators import read_call
+from moebius.lowering.step.given_out import is_differentiable
 from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import needs_gradient
 
@@ -56,7 +57,7 @@ def drop_idle_switches(graph: fx.Graph) -> None:
     while node is not None and node.op != "root":
         following = node.next
         if not is_switch(node):
-            mode = True if mode is None and has_history(node) else mode
+            mode = True if mode is None and is_differentiable(node) else mode
         elif is_switch(following) or node.args[0] == mode:
             graph.erase_node(node)
         elif mode is True and (back := end_of_constants(node, cut)) is not None:
@@ -66,12 +67,6 @@ def drop_idle_switches(graph: fx.Graph) -> None:
         else:
             mode = bool(node.args[0])
         node = following
-
-
-def has_history(node: fx.Node) -> bool:
-    """Whether the node's result says that gradients were recorded."""
-    value = node.meta.get("val")
-    return node.op not in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def end_of_constants(switch: fx.Node, cut: set[int]) -> fx.Node | None:

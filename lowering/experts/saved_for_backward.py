@@ -14,7 +14,7 @@ from moebius.lowering.aliasing import Storage, gradients_before, writes_of_hooks
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
-from moebius.lowering.values import computed_of, tensor_of
+from moebius.lowering.values import reaches, tensor_of
 
 
 def writer_before_backward(
@@ -43,7 +43,7 @@ def writer_before_backward(
             continue
         if is_backward(writer) and not any(storage.share(n, t) for n in nodes for t in written_by_backward(writer)):
             continue
-        if not after or any(not node < writer and leads_to(ours, node) for node in after):
+        if not after or any(not node < writer and reaches({node}, ours, min(ours)) for node in after):
             return writer
     return None
 
@@ -67,8 +67,3 @@ def before_the_loop(reader: Reader, node: fx.Node) -> list[fx.Node]:
 def parts_of(node: fx.Node) -> list[fx.Node]:
     """The node, or what lowering joins to it: the experts' parameters, the rows of each expert."""
     return list(node.all_input_nodes) if node.target in (stack_experts, join_blocks) else [node]
-
-
-def leads_to(ours: set[fx.Node], backward: fx.Node) -> bool:
-    """Whether what backward begins at was computed of one of these."""
-    return not ours.isdisjoint(computed_of(backward.all_input_nodes, lambda n: () if n in ours else n.all_input_nodes))

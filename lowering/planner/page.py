@@ -127,12 +127,16 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> list[str]:
             for name, number, note in rows]
 
 
-def table(costs: Sequence[Cost]) -> list[str]:
-    rows = [HEADINGS, *(row(cost) for cost in costs)]
-    widths = [max(len(line[i]) for line in rows) for i in range(len(HEADINGS))]
-    return ["  " + "  ".join(cell.ljust(width) if i in (0, 2, 3) else cell.rjust(width)
+def columns(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Lines of cells. left: the columns that are flush left."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.ljust(width) if i in left else cell.rjust(width)
                              for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
             for line in rows]
+
+
+def table(costs: Sequence[Cost]) -> list[str]:
+    return columns([HEADINGS, *map(row, costs)], (0, 2, 3))
 
 
 def row(cost: Cost) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from moebius.lowering.planner.hardware import Device
+from moebius.lowering.planner.page import columns
 from moebius.lowering.planner.work import Work, base_precision
 from moebius.lowering.roofline.experts import Layer, variants
 from moebius.lowering.roofline.meter import Count, Operation
@@ -81,7 +82,7 @@ def of_graph(count: Count, device: Device, here: bool, others: int = 0) -> list[
     found = [f"{count.name} ({count.file}:{count.line}), {count.calls} calls{also}"]
     if count.foreign:
         found.append("  A backend's own code runs it and shows few of its operators: leave out backend= for this.")
-    found += table(rows)
+    found += columns(rows, (0, 6))
     if here and count.seconds:
         took = statistics.median(count.seconds)
         found.append(f"  measured: {took * 1e3:.4g} ms of CPU time, median of {len(count.seconds)} calls, which is "
@@ -121,14 +122,8 @@ def what_if(name: str, operations: list[Operation], device: Device) -> list[str]
             rows.append((label, f"{took * 1e3:,.3f}", f"{took / now:.2f}×", f"{kept(changed) / 1e6:,.1f}"))
     many = f"{len(forward)} layer{'s' * (len(forward) > 1)}"
     routed = f"{first.tokens:,} tokens, top-{first.top_k} of {first.experts}"
-    return [f"  {name}: {many}: {routed}, {first.width} wide, experts {first.inner}", *table(rows)]
+    return [f"  {name}: {many}: {routed}, {first.width} wide, experts {first.inner}", *columns(rows, (0,))]
 
 
 def kept(layers: list[Layer]) -> float:
     return sum(layer.kept for layer in layers)
-
-
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(one[i]) for one in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(w) if i == 0 or (i == len(one) - 1 and len(one) > 5) else cell.rjust(w)
-                             for i, (cell, w) in enumerate(zip(one, widths, strict=True))).rstrip() for one in rows]
