@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.dead_code import is_switch
 from moebius.lowering.errors import LoweringError, UnknownBackendError
+from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.experts.stacking import asks_which_ran
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.torch_private import (
@@ -145,15 +145,13 @@ def stands_alone(node: fx.Node) -> bool:
 def note_gradients(gm: fx.GraphModule) -> None:
     """Values of nodes that lowering has made say whether they have a history: where one goes from a part of the graph
     to another, the backend is to compute its gradient. (What capture has recorded says so; see ``values.infer``.)"""
-    recording, made = True, dict[fx.Node, Any]()
+    quiet, made = WithoutGrad(gm.graph), dict[fx.Node, Any]()
 
     def value(node: fx.Node) -> Any:
         return made[node] if node in made else value_of(node)
 
     for node in gm.graph.nodes:
-        if is_switch(node):
-            recording = node.args[0]
-        if recording is False or node.target is expert_loop or not node.op.startswith("call_"):
+        if node in quiet or node.target is expert_loop or not node.op.startswith("call_"):
             continue
         if needs_gradient(value_of(node)) or not any(needs_gradient(value(n)) for n in node.all_input_nodes):
             continue

@@ -18,7 +18,7 @@ from torch import fx
 
 from moebius.kernels.chains import MOST_NUMBERS, TEMPORARIES, TENSORS, Chain, Step
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.dead_code import is_switch
+from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.memo import remembering
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import nobody_looks
@@ -161,15 +161,12 @@ def find_chains(graph: fx.Graph) -> list[tuple[ChainCall, list[fx.Node], list[fx
 
 def runs(graph: fx.Graph) -> Iterator[Run]:
     """What may be chains, outside of autograd: operations with nothing but numbers between them."""
-    recording: Any = None
-    numbers: set[fx.Node] = set()
+    quiet, numbers = WithoutGrad(graph), set[fx.Node]()
     stretch: list[Operation] = []
     for node in graph.nodes:
-        if is_switch(node):
-            recording = node.args[0]
         if is_number(node, numbers):
             numbers.add(node)
-        elif recording is False and (operation := read(node, numbers)) is not None:
+        elif node in quiet and (operation := read(node, numbers)) is not None:
             stretch.append(operation)
         elif node.op != "placeholder":
             yield from joined(stretch)

@@ -1,10 +1,8 @@
 """Exchanges of experts' rows beside products: a layer in chunks, each exchange begun early and waited for late."""
 from __future__ import annotations
 
-import inspect
 import operator
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +18,8 @@ from moebius.lowering.distribution.expert_parallel import (
     wait_combine,
     wait_dispatch,
 )
+from moebius.lowering.distribution.place import arguments_of, call_experts
 
-SIGNATURE = inspect.signature(experts)
 PARTS = ("x_TD", "index_TK", "weight_TK")  # arguments of the operator that each chunk has of its own
 DIGEST = 6  # the argument of a dispatch that says what backward will do
 OURS = frozenset({operator.getitem, experts})  # beside what only computes, what a wait may come after
@@ -68,7 +66,7 @@ def pipeline(sent: fx.Node, local: fx.Node, home: fx.Node, chunks: int) -> fx.No
     """Write the nodes of a layer in chunks in the place of its three; the last of them."""
     graph = sent.graph
     items: dict[Any, fx.Node] = {item.args[1]: item for item in sent.users}
-    bound = dict(SIGNATURE.bind(*local.args, **local.kwargs).arguments)
+    bound = arguments_of(local)
 
     def emit(target: Any, args: tuple, like: fx.Node, value: bool = True) -> fx.Node:
         made = graph.call_function(target, args)
@@ -83,8 +81,7 @@ def pipeline(sent: fx.Node, local: fx.Node, home: fx.Node, chunks: int) -> fx.No
             arrived = emit(wait_dispatch, (begun, chunk), sent, value=False)
             own = {place: emit(operator.getitem, (arrived, place), item) for place, item in items.items() if place < 4}
             bound |= {name: own.get(place) for place, name in enumerate(PARTS)}
-            call = inspect.BoundArguments(SIGNATURE, OrderedDict(bound))
-            made = graph.call_function(experts, call.args, call.kwargs)
+            made = call_experts(graph, bound)
             made.meta = dict(local.meta)
             coming.append(emit(start_combine, (begun, chunk, made, own[3]), sent, value=False))
         out = emit(wait_combine, (begun, *coming), home)

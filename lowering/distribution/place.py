@@ -136,13 +136,18 @@ def _is_chosen(region: fx.Node, function: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    bound = SIGNATURE.bind(*node.args, **node.kwargs)
-    return dict(bound.arguments)
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Of an experts call, by name."""
+    return dict(SIGNATURE.bind(*node.args, **node.kwargs).arguments)
+
+
+def call_experts(graph: fx.Graph, arguments: dict[str, Any]) -> fx.Node:
+    bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))
+    return graph.call_function(experts, bound.args, bound.kwargs)
 
 
 def _weights(node: fx.Node) -> dict[str, fx.Node]:
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     return {name: arguments[name] for name in WEIGHTS if isinstance(arguments.get(name), fx.Node)}
 
 
@@ -212,7 +217,7 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
     # The same node may be an experts' weight and its x, say; then it is needed whole.
     for node in regions:
         weights = set(_weights(node).values())
-        for name, value in _arguments(node).items():
+        for name, value in arguments_of(node).items():
             if isinstance(value, fx.Node) and name not in WEIGHTS and value in weights:
                 kept -= _sources(chains[id(value)]) or {value}
     return _all_or_none(kept, chains)
@@ -302,7 +307,7 @@ def _replace(
     ranks: int, rank: int, group_name: str, place: str, promised: tuple[int, int],
 ) -> None:
     graph = node.graph
-    arguments, skips = _arguments(node), "skips" in node.meta
+    arguments, skips = arguments_of(node), "skips" in node.meta
     x, index, weight = arguments["x_TD"], arguments["index_TK"], arguments["weight_TK"]
 
     def emit(target: Any, args: tuple, like: Any = None) -> fx.Node:
@@ -324,8 +329,7 @@ def _replace(
         sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised, skips), outline)
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(6)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
-        bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))
-        local = graph.call_function(experts, bound.args, bound.kwargs)
+        local = call_experts(graph, arguments)
         local.meta = {key: value for key, value in node.meta.items() if key != "val"}
         _propagate(local)
         out = graph.call_function(combine, (local, *ticket))
@@ -367,7 +371,7 @@ def _propagate(node: fx.Node) -> None:
 
 def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan) -> None:
     """Write a region, and the parameters that it reads, into the plan."""
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     for value in _weights(node).values():
         for source in (node for node in chains[id(value)] or () if _is_source(node) and "val" in node.meta):
             total = int(source.meta["val"].shape[0])

@@ -20,6 +20,7 @@ from moebius.lowering.experts.claims import Claim, Fused, nodes_after
 from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunction, RowWeight, Slice
 from moebius.lowering.experts.proof import state_position, target_of
 from moebius.lowering.experts.routing import allowed_indices, is_among, proven_within
+from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import behind, read_call
 from moebius.lowering.torch_private import assert_holds, same_size
@@ -413,10 +414,7 @@ def lies_in_rows(value: torch.Tensor) -> bool:
 def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
     """Whether the tensor certainly holds zeros when the loop begins."""
     made = behind(node, lambda call: call.name in ("reshape", "contiguous", "cast", "clone", "flatten"))
-    call = read_call(made)
-    if call is None or not (call.name == "zeros" or (call.name == "full" and call["fill_value"] == 0)):
-        return False
-    return storage.writer_between(made, loop) is None and storage.writer_between(node, loop) is None
+    return number_of(made) == 0 and storage.writer_into((made, node), loop) is None
 
 
 def is_only_name(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
