@@ -8,5 +8,3 @@ same formulas (traffic.py).
     found = search.search(Job(shape, cluster, batch=512, sequence=4096))
 """
 from moebius.lowering.planner.errors import PlannerError
-
-__all__ = ["PlannerError"]

@@ -4,5 +4,3 @@ device needs for them at least; and how many slots each expert has. Imports the 
 from moebius.lowering.roofline.meter import METER
 from moebius.lowering.roofline.page import render
 from moebius.lowering.roofline.slots import RECORDER
-
-__all__ = ["METER", "RECORDER", "render"]
