@@ -328,8 +328,8 @@ class GraphWriter:
         return node
 
     def size_argument(self, value: Any) -> Any:
-        """A symbolic scalar as a node (or as the number that it certainly is). A number that only the running step knows
-        stays one, though an operator has taken it to be another: that one is given what it is, and says so."""
+        """A symbolic scalar as a node, or as the number that it certainly is. What only the running step knows stays a
+        node, though an operator has taken it to be some number: that one is given what it is, and says so."""
         made = torch_sizes.as_made(value)
         symbols = torch_private.free_unbacked_symbols(made) if made != torch_private.expression(value) else ()
         if symbols and all(map(self.bound, symbols)):
