@@ -11,7 +11,10 @@ class UnequalSizesError(InPythonError):
     """Two sizes differ that the graph takes to be equal. place: of the instruction that met them."""
 
     def __init__(self, one: int, other: int, place: str):
-        super().__init__(f"the sizes {one} and {other} are the same in the captured step")
+        super().__init__(
+            f"an operator at {place} meets the sizes {one} and {other}, and the step was captured with equal ones: "
+            "run it as captured by moebius, which goes on from there as Python"
+        )
         self.one, self.other, self.place = one, other, place
 
 
