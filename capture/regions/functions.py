@@ -145,14 +145,19 @@ class AutogradFunctions(SubgraphTracer):
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""
-        self.refuse(cls)
+        within = self.writer.scope.is_forward and self.tensors.whole_step and not torch.is_grad_enabled()
+        if not within:
+            self.refuse(cls)
         inputs = [a for a in args if is_kind(a, TensorProxy)]
         for each in inputs:
             refuse_doubt(each.fake, "requires_grad", self.writer.scope)
         needs = tuple(is_kind(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
+        if within:
+            return self.without_backward(cls, needs, args)
         recorded = torch.is_grad_enabled() and any(needs)
         with self.scope(in_backward=False) as forward:
             ctx = self.context(needs)
+            forward.is_forward = True
             results = self.forward(cls, ctx, args)
             given = list(results) if is_kind(results, tuple) else [results]
             outputs = self.tensors_in(given)
@@ -192,6 +197,15 @@ class AutogradFunctions(SubgraphTracer):
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if is_kind(results, tuple) else found[0]
+
+    def without_backward(self, cls: type, needs: tuple[bool, ...], args: tuple) -> Any:
+        """Of one in another's forward, which records nothing: its own forward is all. (Not in a backward, which may be
+        gone back through. torch makes a view of an argument that comes back.)"""
+        results = self.forward(cls, self.context(needs), args)
+        outputs = self.tensors_in(list(results) if is_kind(results, tuple) else [results])
+        if any(o.fake.requires_grad or any(o is a for a in args) for o in outputs):
+            raise Break("autograd.Function", f"{cls.__name__} in another function gives what it was given", HINT)
+        return results
 
     def reads_state(self, read: Read) -> bool:
         """Whether backward may well find another value at one of its reads when it runs later: a number, a text or a

@@ -61,6 +61,7 @@ class GraphScope:
         self.graph = Graph()
         self.parent, self.conditional, self.of_call = parent, conditional, of_call
         self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
+        self.is_forward = False  # of an autograd.Function
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
         self.expressions: dict[Any, Any] = {}
