@@ -145,7 +145,7 @@ class AutogradFunctions(SubgraphTracer):
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""
-        within = self.writer.scope.is_forward and self.tensors.whole_step and not torch.is_grad_enabled()
+        within = self.writer.in_forward and self.tensors.whole_step and not torch.is_grad_enabled()
         if not within:
             self.refuse(cls)
         inputs = [a for a in args if is_kind(a, TensorProxy)]

@@ -164,6 +164,11 @@ class GraphWriter:
         self.before_node: Callable[[int, Any, tuple], None] = lambda number, target, args: None
 
     @property
+    def in_forward(self) -> bool:
+        """Whether the forward of an autograd.Function is interpreted."""
+        return self.scope.is_forward
+
+    @property
     def is_inner(self) -> bool:
         """Whether what is written now is part of a node: the body of a loop, of a function of autograd's, of a hook."""
         return self.scope.parent is not None
