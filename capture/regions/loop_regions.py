@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,19 +59,35 @@ class Joined:
     initial: TensorProxy | None
     number: bool = False
 
-    def fake(self, world: torch_fakes.FakeWorld) -> torch.Tensor:
-        """Of what it is afterwards: what one side of a branch makes anew may have its own rows."""
+    def fake(self, count: Callable[[Any, Any], Any]) -> torch.Tensor:
+        """Of what it is afterwards: what one side of a branch makes anew may have its own rows. count: how many there
+        are, where there were so many before, and so many behind."""
         before, after = (one.fake for one in self.ways)
         if self.value is self.initial:
             return before.clone()
         if before.dim() and not same_shape((before.shape[0],), (after.shape[0],)):
-            return carried_on(before, after, before.new_empty((world.unknown_count(), *before.shape[1:])))
+            rows = count(before.shape[0], after.shape[0])
+            return carried_on(before, after, before.new_empty((rows, *before.shape[1:])))
         return carried_on(before, after)
 
     @property
     def ways(self) -> tuple[TensorProxy, TensorProxy]:
         """What it may be afterwards."""
         return (self.value if self.initial is None else self.initial), self.value
+
+
+def fakes_of(loop: LoopRegion, outs: Iterable[Joined], world: torch_fakes.FakeWorld) -> tuple[torch.Tensor, ...]:
+    """Of what a region gives out. Of values of which each side of a branch makes as many rows, there are as many."""
+    counts: dict[Any, Any] = {}
+
+    def count(before: Any, after: Any) -> Any:
+        expression = torch_private.expression
+        sides = (expression(before), expression(after)) if is_kind(loop.rows, Conditional) else len(counts)
+        if sides not in counts:
+            counts[sides] = world.unknown_count()
+        return counts[sides]
+
+    return tuple(one.fake(count) for one in outs)
 
 
 class Appends(Protocol):

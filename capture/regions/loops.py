@@ -39,7 +39,7 @@ from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .branches import WATCHED as WATCHED
 from .conditional_lists import Lists, maybe_absent
-from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
+from .loop_regions import ONE, ROWS, LoopRegion, alike, fakes_of, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of, picks_rows
 from .two_sides import FirstSide
 
@@ -590,7 +590,7 @@ class Loops:
         node.meta.update(**loop.stands_at, number=loop.number, body=loop.part[0])
         writer.count += 1
         with tensors.world.mode:
-            fakes = tuple(one.fake(tensors.world) for one in outs)
+            fakes = fakes_of(loop, outs, tensors.world)
         fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)

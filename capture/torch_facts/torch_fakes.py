@@ -46,7 +46,7 @@ from .torch_private import (
     tree_leaves,
     version_of,
 )
-from .torch_relations import Relations, Sizes, nothing_to_hold, nowhere
+from .torch_relations import Listener, Relations, Sizes, nowhere
 from .torch_scripts import Scripted
 from .torch_sizes import told
 
@@ -243,7 +243,7 @@ class FakeWorld:
         self.regions = self.shape_env.regions = list[Any]()  # that are open: who records them keeps it
         self.mode = Fakes(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.mode.counts_nothing = on_a_mesh
-        self.shape_env.given, self.counted = self.mode.sizes_given, self.mode.counted
+        self.shape_env.listener, self.counted = Listener(self.mode.sizes_given), self.mode.counted
         self.known = KnownResults(lambda meta, device: FakeTensor(self.mode, meta, device), self.mode.note_write)
         self.recorder: OperatorRecorder | None = None
         self.ours = ours
@@ -397,7 +397,7 @@ class FakeWorld:
         """Of the trace, which is over, and of the stack on which torch made the mode: from CPython 3.13 on its records
         hold the code of each frame, whose constants may hold what it goes on in."""
         self.relations.where, self.regions, self.shape_env.regions = nowhere, [], ()
-        self.shape_env.assume = nothing_to_hold
+        self.shape_env.listener = Listener()
         self.mode._stack_trace = StackSummary()
 
     def forget_pending(self) -> None:

@@ -125,6 +125,7 @@ NAMES = {
     **{f"torch.utils._pytree.tree_{name}": "tensors in nested arguments"
        for name in ("flatten", "leaves", "map", "unflatten")},
     "torch.utils._sympy.functions.Identity": "roundings in between",
+    "torch.utils._sympy.functions.Min": "the size of a slice",
     "torch.utils._sympy.interp.handlers": "roundings in between",
     "torch.utils._sympy.interp.sympy_interp": "expressions of sizes as nodes",
     "torch.utils._sympy.printers.PythonPrinter": "expressions of sizes as text",

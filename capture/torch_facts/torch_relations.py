@@ -10,7 +10,9 @@ from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy import functions
 
+from .torch_private import equal_where
 from .torch_sizes import limits
 
 
@@ -29,28 +31,47 @@ class Relations(list):
         return list, (list(self),)  # for the key of torch's cache on disk: the trace is none of its business
 
 
-def nothing_to_hold(one: Any, other: Any) -> None:
-    """What two sizes that are taken to be equal are where nobody writes a graph."""
+class Listener:
+    """Who is asked, and told, while sizes are assumed.
+
+    given: the sizes that the operator which asks was given. assume: told of two of these that torch takes to be equal,
+    though the data decides it, before it does so. (Where a size may be 1 and is spread over another, torch's fakes ask
+    nobody, and an operator that was given both would run with either.)
+    """
+
+    def __init__(self, given: Callable[[], set[Any]] = set) -> None:
+        self.given = given
+        self.assume: Callable[[Any, Any], None] = lambda one, other: None
+
+    def __reduce__(self) -> Any:
+        return Listener, ()  # for the key of torch's cache on disk
 
 
 class Sizes(ShapeEnv):
     """torch's, which looks for no line by itself (it imports Inductor and torch.export for it): ``Relations`` does.
 
     regions: those that the trace is in. ``holds`` of each has the conditions that are certain in it, with their truth.
-    given: the sizes that the operator which asks was given. assume: told of two of these that torch takes to be equal,
-    though the data decides it, before it does so. (Where a size may be 1 and is spread over another, torch's fakes ask
-    nobody, and an operator that was given both would run with either.)
     """
 
     regions: Sequence[Any] = ()
-    given: Callable[[], set[Any]] = set
-    assume: Callable[[Any, Any], None] = staticmethod(nothing_to_hold)
+    listener = Listener()
+
+    def guard_or_defer_runtime_assert(  # type: ignore[override]  # (torch keeps what it was asked)
+        self, orig_expr: Any, msg: str, fx_node: Any = None
+    ) -> bool:
+        """What a branch around says is certain in it, and nothing is taken from it for what stands behind."""
+        return self.is_held(orig_expr) or super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
+
+    def is_held(self, relation: Any) -> bool:
+        """Whether a branch around says that two sizes are equal."""
+        said = [one for region in self.regions for one in region.holds] if isinstance(relation, sympy.Eq) else ()
+        return any(equal_where(*relation.args, *one) for one in said)
 
     def _maybe_guard_rel(self, expr: Any) -> None:  # type: ignore[override]  # (torch keeps what it was asked)
         for relation in expr.args if isinstance(expr, sympy.Or) else (expr,):
             if isinstance(relation, sympy.Eq) and 1 not in relation.args and free_unbacked_symbols(relation):
-                if self.given().issuperset(relation.args):
-                    self.assume(*relation.args)
+                if self.listener.given().issuperset(relation.args):
+                    self.listener.assume(*relation.args)
         super()._maybe_guard_rel(expr)
 
     def _get_user_frame(self) -> None:
@@ -58,7 +79,10 @@ class Sizes(ShapeEnv):
 
     def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
         """What branches around say answers first, and is kept nowhere. (What torch can do without, it does: a layout
-        that is known in a branch alone would stay with the tensor.)"""
+        that is known in a branch alone would stay with the tensor.) Of ``rows[:1]`` there is one, to be spread, or none
+        where there are none: to none."""
+        if (fallback_value is not None and is_one_at_most(sym_node.expr)) or self.is_held(sym_node.expr):
+            return True
         if self.regions and not size_oblivious and fallback_value is None:
             known = dict(self.ranges_here())
             if not known.keys().isdisjoint(sym_node.expr.free_symbols):
@@ -83,6 +107,12 @@ class Sizes(ShapeEnv):
                 low += int(other == low)
             if low <= high:
                 yield symbol, type(whole)(low, high)
+
+
+def is_one_at_most(relation: Any) -> bool:
+    """Whether it asks of the least of 1 and a size if it is 1."""
+    least = next((one for one in relation.args if isinstance(one, functions.Min)), None)
+    return isinstance(relation, sympy.Eq) and least is not None and 1 in relation.args and 1 in least.args
 
 
 def nowhere() -> None:

@@ -24,7 +24,7 @@ class AssumedSizes:
 
     def __init__(self, trace: Attempt, world: FakeWorld):
         self.trace, self.env, self.counted = trace, world.shape_env, world.counted
-        self.env.assume = self.assume
+        world.shape_env.listener.assume = self.assume
 
     def assume(self, one: Any, other: Any) -> None:
         """Two sizes, as expressions, are taken to be equal by the operator that runs now."""

@@ -391,7 +391,7 @@ def test_each_step_is_that_of_plain_python(name):
     assert len(plain) == len(captured) >= 4
     for number, (want, got) in enumerate(zip(plain, captured, strict=True)):
         assert (found := difference(want, got)) is None, f"step {number}: {found}"
-    assert stats(world.call).hits or name == "sizes"
+    assert stats(world.call).hits or name in ("sizes", "strange inputs")  # (of another kind in each call)
 
 
 def test_the_comparison_notices_a_change_that_was_missed():

@@ -61,6 +61,8 @@ OPERATORS = {
     "inner": lambda rows, y_KD: rows.T @ y_KD,
     "each with each": lambda rows, y_KD: torch.cdist(rows[:, None], y_KD[:, None])[:, 0],
     "of a list": lambda rows, y_KD: sum([rows, y_KD]),
+    "less the first": lambda rows, y_KD: (rows - rows[:1]).sum(0) + y_KD,
+    "the first for all": lambda rows, y_KD: (torch.zeros_like(rows).copy_(rows[:1]) * rows).sum() + y_KD,
     "below C code": lambda rows, y_KD: [*map(lambda each: each + y_KD, [rows])][0],
 }
 # What is asked of the number of rows behind the operator.
@@ -243,12 +245,37 @@ def in_a_loop(mask_T, other_T, x_TD, y_KD):
     return out_KD.sum() + 10 * index_t.numel()
 
 
-@pytest.mark.parametrize("step", (in_a_branch, in_a_loop))
+def equal_in_a_branch(mask_T, other_T, x_TD, y_KD):
+    """What a branch has asked is so in it alone, and needs no comparison there."""
+    one, other = (torch.where(each_T)[0] for each_T in (mask_T, other_T))
+    if len(one) == len(other):
+        y_KD = y_KD + (x_TD[one][:, :, None] @ x_TD[other][:, None]).sum()
+    return y_KD.sum() + (10 if len(one) == len(other) else 20)
+
+
+@pytest.mark.parametrize("step", (in_a_branch, in_a_loop, equal_in_a_branch))
 def test_in_regions(step):
     captured = capture(step, backend="eager")
     x_TD, y_KD = torch.randn(7, 4), torch.randn(3, 4)
     given = [[[0, 1, 2], [0, 1, 2]], [[3], []], [[4], [0]], [[1, 2, 3], [0, 2]], [[0, 1], [1]], [[], []], [[0], [2, 1]]]
     for chosen, _ in itertools.product(given, range(2)):
+        assert outcome(captured, chosen, x_TD, y_KD) == outcome(step, chosen, x_TD, y_KD)
+
+
+def test_what_a_branch_cuts_to_as_many_rows_has_as_many():
+    def step(mask_T, other_T, x_TD, y_KD):
+        token_t, weight_t = torch.where(mask_T)[0], y_KD[:, 0].repeat(3)[:7][mask_T]
+        out_TD = torch.zeros_like(x_TD)
+        for _ in range(2):
+            if token_t.numel() > 2:
+                weight_t, best_t = weight_t.topk(2)
+                token_t = token_t[best_t]
+            out_TD.index_add_(0, token_t, torch.zeros_like(x_TD[token_t]).copy_(weight_t[:, None]))
+        return out_TD.sum()
+
+    captured = capture(step, backend="eager")
+    x_TD, y_KD = torch.randn(7, 4), torch.randn(3, 4)
+    for chosen in CHOSEN:
         assert outcome(captured, chosen, x_TD, y_KD) == outcome(step, chosen, x_TD, y_KD)
 
 

@@ -95,6 +95,7 @@ def test_on_a_tested_torch_nothing_is_tried_first() -> None:
     assert not any(map(is_tested, others))
 
 
+@pytest.mark.faults
 def test_where_capture_fails_there_is_one_warning_and_all_runs_natively(
     untested: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
