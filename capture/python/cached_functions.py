@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, Event
+from ..heap.records import members, python_method, raw_dict, raw_items, with_items
 from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy, proxies_in
 from . import natives
@@ -49,13 +51,25 @@ class CachedFunctions(CallParts):
             self.refuse_to_look_back(inner, args, kwargs, in_loop, (id(inner), types_of, *args, *kwargs.items()))
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
-        return self.from_cache(functools.partial(function, *args, **kwargs), name_of(function))
+        return self.from_cache(functools.partial(called, function, tuple(args), kwargs), name_of(function))
 
     def is_key(self, value: Any) -> bool:
-        """Whether a cache tells the object apart by identity alone. One that may die is not to be kept in a guard."""
+        """Whether a cache may be asked with the object while tracing, and again by a guard: it is this very object in
+        each call, or a new one of plain values, which its class hashes and compares. One that may die is not to be kept
+        in a guard."""
+        if is_kind(value, TensorProxy) or not self.known(value):
+            return self.objects.is_new(value) and is_value(value, self.known)
         kind = type(value)
         by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
-        return self.known(value) and by_identity and not can_die(value) and not is_kind(value, TensorProxy)
+        record = self.objects.record_of(value)
+        unchanged = record is not None and not record.changed
+        if can_die(value) or not (by_identity or (python_method(kind, "__hash__") and unchanged)):
+            return False
+        if by_identity or record is None:
+            return self.objects.pinned(True, value)
+        if not record.source.static:
+            self.guards.holds(record.source.name, f"equals this {kind.__qualname__}", Equal(value), record.source)
+        return True
 
     def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool, key: tuple) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
@@ -116,6 +130,8 @@ class CachedFunctions(CallParts):
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         with counted():  # (the answers of a cache are kept when the call runs: it computes them once)
             value = random_state.drawing(ask)
+        if self.objects.is_new(value):
+            raise Break("cached function", f"{name} gives back what the step made", "call it outside of the step")
         self.heap.read("answer", ask, None, value)
         self.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))
@@ -137,6 +153,41 @@ class CachedFunctions(CallParts):
         self.heap.read("answer", ask, None, chosen)
         self.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
         return self.objects.enter(chosen, Static(name, chosen))
+
+
+def called(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """With a tuple of its own: a cache may find one again that it has, though what is in it has another hash now."""
+    return function(*list(args), **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class Equal:
+    """A guard: an object is what a cache takes for this one."""
+
+    key: Any
+
+    def __call__(self, found: Any) -> bool:
+        return found is self.key or (type(found) is type(self.key) and bool(found == self.key))
+
+
+def is_value(value: Any, known: Callable[[Any], bool]) -> bool:
+    """Whether the step made an object, of plain values alone, and its class hashes it by them."""
+    kind = type(value)
+    if natives.is_plain(value, known):
+        return True
+    if known(value) or not (python_method(kind, "__hash__") or kind.__hash__ in (tuple.__hash__, frozenset.__hash__)):
+        return False
+    items = [*dict.values(value), *dict.keys(value)] if issubclass(kind, dict) else raw_items(value)
+    slots = [contents_of_slot(slot, value) for slot in members(kind)]
+    held = [*(items if with_items(kind) else ()), *(raw_dict(value) or {}).values(), *slots]
+    return all(is_value(part, known) for part in held)
+
+
+def contents_of_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value, type(value))
+    except AttributeError:
+        return None
 
 
 def name_of(function: Any) -> str:
