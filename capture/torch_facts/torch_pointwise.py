@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._sympy import functions
 
-from .torch_private import depends_on_values
+from .torch_private import depends_on_values, expression
 
 CONVERSIONS = {"aten::_to_copy"}
 OPTIONS = (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -54,19 +55,19 @@ class PointwiseOnRows:
         return found
 
     def spread(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Rows of unknown number that meet a known number of them are as many, or one that is spread over these. The
-        result has the known number, and nothing is said of the unknown one. (torch would take it that they are as many
-        wherever they are counted.)"""
+        """Rows of unknown number that meet a known number of them are as many, or one that is spread over these; and so
+        is the first of some rows that meets them. The result has the number of those; of the unknown one nothing is
+        said. (torch would take it that they are as many wherever they are counted.)"""
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         if len(tensors) < 2:
             return args
         return [self.as_many(each, tensors) if isinstance(each, torch.Tensor) else each for each in args]
 
     def as_many(self, rows: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not is_dense(rows) or not depends_on_values(rows.shape[0]):
+        if not has_rows(rows) or not depends_on_values(rows.shape[0]):
             return rows
         beside = (other.shape[-rows.dim()] for other in others if other.dim() >= rows.dim())
-        number = next((size for size in beside if is_several(size)), None)
+        number = next((size for size in beside if is_several(size) or is_first_of(rows.shape[0], size)), None)
         if number is None:
             return rows
         meta = torch.empty_strided((number, *rows.shape[1:]), rows.stride(), dtype=rows.dtype, device="meta")
@@ -78,6 +79,12 @@ def is_several(size: Any) -> bool:
     if type(size) is int:
         return size != 1
     return not depends_on_values(size) and size.node.shape_env.bound_sympy(size.node.expr).lower > 1
+
+
+def is_first_of(size: Any, whole: Any) -> bool:
+    """Whether a size is that of ``rows[:1]``, of so many rows: there is one, or none where these are none."""
+    least = size.node.expr
+    return isinstance(least, functions.Min) and set(least.args) == {1, expression(whole)}
 
 
 def looks_like(found: Any, like: torch.Tensor) -> bool:
@@ -132,6 +139,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
         dense *= size
     first, stride = tensor.shape[0], tensor.stride(0)
     return type(stride) is int and stride == dense and (isinstance(first, torch.SymInt) or first > 0)
+
+
+def has_rows(tensor: torch.Tensor) -> bool:
+    """Whether its rows follow each other, maybe with gaps, and nothing but their number is a symbol."""
+    plain = type(tensor) is FakeTensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    known = plain and all(type(each) is int for each in (*tensor.shape[1:], *tensor.stride()))
+    return known and tensor.dim() > 0 and [*tensor.stride()] == sorted(tensor.stride(), reverse=True)
 
 
 def kind_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:

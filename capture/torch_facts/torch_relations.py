@@ -10,7 +10,6 @@ from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
-from torch.utils._sympy import functions
 
 from .torch_private import equal_where
 from .torch_sizes import limits
@@ -79,9 +78,8 @@ class Sizes(ShapeEnv):
 
     def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
         """What branches around say answers first, and is kept nowhere. (What torch can do without, it does: a layout
-        that is known in a branch alone would stay with the tensor.) Of ``rows[:1]`` there is one, to be spread, or none
-        where there are none: to none."""
-        if (fallback_value is not None and is_one_at_most(sym_node.expr)) or self.is_held(sym_node.expr):
+        that is known in a branch alone would stay with the tensor.)"""
+        if self.is_held(sym_node.expr):
             return True
         if self.regions and not size_oblivious and fallback_value is None:
             known = dict(self.ranges_here())
@@ -107,12 +105,6 @@ class Sizes(ShapeEnv):
                 low += int(other == low)
             if low <= high:
                 yield symbol, type(whole)(low, high)
-
-
-def is_one_at_most(relation: Any) -> bool:
-    """Whether it asks of the least of 1 and a size if it is 1."""
-    least = next((one for one in relation.args if isinstance(one, functions.Min)), None)
-    return isinstance(relation, sympy.Eq) and least is not None and 1 in relation.args and 1 in least.args
 
 
 def nowhere() -> None:

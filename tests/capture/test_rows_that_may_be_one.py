@@ -62,6 +62,8 @@ OPERATORS = {
     "each with each": lambda rows, y_KD: torch.cdist(rows[:, None], y_KD[:, None])[:, 0],
     "of a list": lambda rows, y_KD: sum([rows, y_KD]),
     "less the first": lambda rows, y_KD: (rows - rows[:1]).sum(0) + y_KD,
+    "the first of both": lambda rows, y_KD: rows[:1] - y_KD[:1],
+    "the first with one": lambda rows, y_KD: rows[:1] * torch.ones(1, 4),
     "the first for all": lambda rows, y_KD: (torch.zeros_like(rows).copy_(rows[:1]) * rows).sum() + y_KD,
     "below C code": lambda rows, y_KD: [*map(lambda each: each + y_KD, [rows])][0],
 }
