@@ -166,7 +166,7 @@ class Identities(Store):
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
         return self.made_key(key)
 
-    def made_key(self, key: Any, is_hashed: bool = False, in_new: bool = False) -> Any:
+    def made_key(self, key: Any, in_new: bool = False) -> Any:
         """The key as a dict or set has it that the step made (``in_new``), or a shadow: tensors are their proxies
         there. Which tensor each is need not be said: a guard tells the inputs apart."""
         if type(key) is str:
@@ -192,8 +192,10 @@ class Identities(Store):
                 "a dict, a set or hash() needs the value of a number that is another one in each call",
                 "index a list or a tensor by it, use a key that stays, or do it behind the step",
             )
-        if not is_hashed:
+        if not self.is_followed(key):
             refuse_own_hash(key)  # (before it is pinned: that would be a guard on what Python goes on with alone)
+        elif type(key).__eq__ is not object.__eq__:
+            return key  # (an equal one will do, and a guard says so)
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             if in_new and (record.source.static or hashed_by_identity(key)):
                 self.told_apart[id(key)] = record  # which one it is need not be said, either
@@ -205,6 +207,12 @@ class Identities(Store):
                     self.pin(record, "the object of the same key")
         return key
 
+
+    def is_followed(self, key: Any) -> bool:
+        """Whether its class was followed as it hashes and compares a key, or an item of one."""
+        return bool(self.hashed) and (
+            any(map(self.is_followed, raw_items(key))) if is_kind(key, tuple) else id(key) in self.hashed
+        )
 
     def settle_order(self, items: Any) -> None:
         """The items of a set are asked for one by one. Objects stand there in the order of their addresses: they are
@@ -218,16 +226,23 @@ class Identities(Store):
                 self.pin(record, "the same item of a set")
 
 
+def has_own_hash(key: Any) -> bool:
+    """Whether Python code of its class hashes or compares a key. (A str subclass may have its own.)"""
+    kind = type(key)
+    if kind.__hash__ is object.__hash__ or kind in ATOMS or hashes_by_name(kind):
+        return False
+    own = python_method(kind, "__hash__") or python_method(kind, "__eq__")
+    return own and kind not in torch_private.OPERATOR_OBJECTS
+
+
 def refuse_own_hash(key: Any) -> None:
-    """A key that is hashed and compared by Python code of its class."""
-    if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
-        own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
-        if own and not hashes_by_name(type(key)) and type(key) not in torch_private.OPERATOR_OBJECTS:
-            raise Break(
-                "key with its own hash",
-                f"a {type(key).__name__} is used as a dict key",
-                "use a plain key (str, int, a tuple of them)",
-            )
+    """A key that is hashed and compared by Python code of its class, which was not followed."""
+    if has_own_hash(key):
+        raise Break(
+            "key with its own hash",
+            f"a {type(key).__name__} is used as a dict key",
+            "use a plain key (str, int, a tuple of them)",
+        )
 
 
 METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)

@@ -264,7 +264,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
                 or self.by_its_way(record, value)
             ):
                 return self.enter(value, Part(name, source, "dict_item", key))
-            self.guards.dict_entry(source.name, record.obj, key, value)
+            self.guards.dict_entry(source.name, record.obj, key, value, self.is_followed(key))
             self.hangs(record.obj, value)
             if issubclass(type(value), tuple):
                 self.paths[id(value), name] = Part(name, source, "dict_item", key)
@@ -479,7 +479,7 @@ COUNTERS = frozenset({"last_epoch", "_step_count"})
 
 def is_schedule(name: str, key: Any) -> bool:
     """Whether an entry of a dict holds a hyperparameter that schedules change from step to step."""
-    return key == "lr" and ".param_groups[" in name
+    return ".param_groups[" in name and type(key) is str and key == "lr"
 
 
 def is_counted(source: Source) -> bool:

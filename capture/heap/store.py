@@ -48,6 +48,8 @@ class Store:
         self.symbolic, self.symbolic_places = symbolic, symbolic_places
         self.records: dict[int, Record] = {}
         self.told_apart: dict[int, Record] = {}  # by id: keys of dicts and sets that the step makes
+        self.hashed: dict[int, Any] = {}  # by id: keys whose class was followed as it hashes and compares them
+        self.looked_at: list[tuple[Any, ...]] = []  # in that: reads of the heap
         self.new: dict[int, Any] = {}
         self.before_effects: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
         self.after_effects: list[Callable[[Any], None]] = []  # the same after them
@@ -106,7 +108,10 @@ class Store:
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)
+        begin = self.heap.mark()
         self.heap.write(obj if record is None else record.obj, key, born)
+        if any(self.heap.was_written(event, begin) for event in self.looked_at):
+            raise Break("key with its own hash", "what its class looks at changes", "change it outside of the step")
         if self.inside and born < self.inside[-1][1]:
             body = self.inside[-1][0]
             if not body.lenient and (place is None or not self.joins(place)):

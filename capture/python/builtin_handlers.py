@@ -42,6 +42,7 @@ from ..values.values import (
 )
 from . import natives
 from .enums import plain_member
+from .own_hashes import own_key
 from .parts import CallParts
 from .substitutes import largest, smallest
 
@@ -277,7 +278,7 @@ class BuiltinHandlers(CallParts):
         if own is object.__hash__ or is_kind(value, TensorProxy):
             self.identity(value)  # a graph break where it is another object in each call
             return object.__hash__(value)
-        return hash(self.objects.real_key(value))
+        return hash(self.objects.real_key(own_key(self.domain, value, None)))
 
     def boolean(self, *value: Any) -> Any:
         if len(value) != 1:

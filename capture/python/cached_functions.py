@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..bytecode.reported import counted
-from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, Event
-from ..heap.records import members, python_method, raw_dict, raw_items, with_items
+from ..heap.identities import has_own_hash
 from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy, proxies_in
 from . import natives
+from .own_hashes import follows, is_key
 from .parts import CallParts
 from .reach import may_look_at
 
@@ -39,7 +38,7 @@ class CachedFunctions(CallParts):
         if function.__module__ in OF_SIZES and any(is_kind(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
             return self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
-        if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
+        if not all(natives.is_plain(a, self.known) or self.is_asked_with(a) for a in (*args, *kwargs.values())):
             raise Break(
                 "cached function",
                 f"{name_of(function)} is called with arguments that are not plain",
@@ -53,23 +52,9 @@ class CachedFunctions(CallParts):
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
         return self.from_cache(functools.partial(called, function, tuple(args), kwargs), name_of(function))
 
-    def is_key(self, value: Any) -> bool:
-        """Whether a cache may be asked with the object while tracing, and again by a guard: it is this very object in
-        each call, or a new one of plain values, which its class hashes and compares. One that may die is not to be kept
-        in a guard."""
-        if is_kind(value, TensorProxy) or not self.known(value):
-            return self.objects.is_new(value) and is_value(value, self.known)
-        kind = type(value)
-        by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
-        record = self.objects.record_of(value)
-        unchanged = record is not None and not record.changed
-        if can_die(value) or not (by_identity or (python_method(kind, "__hash__") and unchanged)):
-            return False
-        if by_identity or record is None:
-            return self.objects.pinned(True, value)
-        if not record.source.static:
-            self.guards.holds(record.source.name, f"equals this {kind.__qualname__}", Equal(value), record.source)
-        return True
+    def is_asked_with(self, value: Any) -> bool:
+        """Whether a cache may be asked with the object, as its class hashes and compares it."""
+        return is_key(self.domain, value) and (not has_own_hash(value) or follows(self.domain, value, None))
 
     def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool, key: tuple) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
@@ -158,36 +143,6 @@ class CachedFunctions(CallParts):
 def called(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """With a tuple of its own: a cache may find one again that it has, though what is in it has another hash now."""
     return function(*list(args), **kwargs)
-
-
-@dataclass(frozen=True, eq=False)
-class Equal:
-    """A guard: an object is what a cache takes for this one."""
-
-    key: Any
-
-    def __call__(self, found: Any) -> bool:
-        return found is self.key or (type(found) is type(self.key) and bool(found == self.key))
-
-
-def is_value(value: Any, known: Callable[[Any], bool]) -> bool:
-    """Whether the step made an object, of plain values alone, and its class hashes it by them."""
-    kind = type(value)
-    if natives.is_plain(value, known):
-        return True
-    if known(value) or not (python_method(kind, "__hash__") or kind.__hash__ in (tuple.__hash__, frozenset.__hash__)):
-        return False
-    items = [*dict.values(value), *dict.keys(value)] if issubclass(kind, dict) else raw_items(value)
-    slots = [contents_of_slot(slot, value) for slot in members(kind)]
-    held = [*(items if with_items(kind) else ()), *(raw_dict(value) or {}).values(), *slots]
-    return all(is_value(part, known) for part in held)
-
-
-def contents_of_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
-    try:
-        return slot.__get__(value, type(value))
-    except AttributeError:
-        return None
 
 
 def name_of(function: Any) -> str:

@@ -37,7 +37,7 @@ from ..values.views import View
 from . import natives
 from .enums import plain_member
 from .open_sets import Sets
-from .own_hashes import new_key
+from .own_hashes import new_key, own_key
 from .specials import MISSING_IS_SET, is_replaced
 from .texts import Text, texts
 
@@ -212,7 +212,7 @@ class Containers(Sets):
 
     def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
         if (record := self.objects.record_of(obj)) is not None:
-            found = self.objects.dict_get(record, key)
+            found = self.objects.dict_get(record, own_key(self, key, obj))
         else:
             found = dict.get(obj, new_key(self, key, obj), ABSENT)
         if found is not ABSENT:
@@ -260,7 +260,7 @@ class Containers(Sets):
             raise Break("item of a C object is set", kind.__name__, "set it outside of the step")
         record = self.objects.record_of(obj)
         if base in DICTS and record is not None:
-            self.objects.dict_set(record, key, value)
+            self.objects.dict_set(record, own_key(self, key, obj), value)
             return
         self.objects.touch(obj, place=item_of(self.objects, obj, key))
         if record is not None and self.objects.place_is_open(record, key):
@@ -286,11 +286,11 @@ class Containers(Sets):
             raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
         record = self.objects.record_of(obj)
         if base in DICTS and record is not None:
-            if not self.objects.dict_delete(record, key):
+            if not self.objects.dict_delete(record, own_key(self, key, obj)):
                 raise KeyError(key)
             return
         self.objects.touch(obj)
-        base.__delitem__(self.objects.contents(obj), key if base in DICTS else self.as_index(key))
+        base.__delitem__(self.objects.contents(obj), new_key(self, key, obj) if base in DICTS else self.as_index(key))
 
     def plain_contents(self, value: Any) -> Any:
         """Known containers in an argument replaced by what stands for them, so that C code may read them."""
@@ -433,7 +433,10 @@ class Containers(Sets):
         return self.objects.made(tuple(items))
 
     def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
-        return self.objects.made({new_key(self, k): v for k, v in pairs})
+        made: dict[Any, Any] = {}
+        for key, value in pairs:
+            made[new_key(self, key, made, True)] = value
+        return self.objects.made(made)
 
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)

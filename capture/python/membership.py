@@ -19,7 +19,7 @@ from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from . import natives
 from .open_sets import OpenSet
-from .own_hashes import new_key
+from .own_hashes import new_key, own_key
 from .parts import Parts
 
 
@@ -57,7 +57,7 @@ class Membership(Parts):
         base = with_items(kind)
         if base in DICTS:
             if record is not None:
-                return self.objects.dict_get(record, item) is not ABSENT
+                return self.objects.dict_get(record, own_key(self, item, container)) is not ABSENT
             return dict.__contains__(container, new_key(self, item, container))
         if base in SETS or base is frozenset or is_kind(container, type({}.keys())):
             return new_key(self, item, container) in self.objects.contents(container)

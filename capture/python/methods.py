@@ -44,7 +44,7 @@ from .container_methods import (
 from .enums import plain_member
 from .formats import Fields
 from .originals import DRAW
-from .own_hashes import new_key
+from .own_hashes import new_key, own_key
 from .parts import CallParts, is_alien
 from .questions import Answer
 from .substitutes import cut_at
@@ -360,6 +360,8 @@ class Methods(CallParts):
 
     def by_keys_alone(self, record: Any, name: str, args: list, kwargs: dict[str, Any], base: type) -> Any:
         """Dict methods that concern a few keys need not read the whole dict. ABSENT: not such a method."""
+        if args and name != "update":
+            args = [own_key(self.domain, args[0], record.obj), *args[1:]]
         if name == "get":
             found = self.objects.dict_get(record, args[0])
             return (args[1] if len(args) > 1 else None) if found is ABSENT else found
@@ -385,7 +387,7 @@ class Methods(CallParts):
         if name == "update":
             for entries in (*[self.mapping_or_items(given, base) for given in args], kwargs):
                 for key, value in dict.items(entries) if is_kind(entries, dict) else entries:
-                    self.objects.dict_set(record, key, value)
+                    self.objects.dict_set(record, own_key(self.domain, key, record.obj), value)
             return None
         return ABSENT
 

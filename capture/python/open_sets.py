@@ -106,8 +106,12 @@ class Sets(Parts):
     """How displays and comprehensions make sets."""
 
     def build_set(self, items: list[Any]) -> Any:
-        found = open_set(self, set, items)
-        return self.objects.made({new_key(self, x) for x in items}) if found is None else found
+        if (found := open_set(self, set, items)) is not None:
+            return found
+        made: set[Any] = set()
+        for item in items:
+            made.add(new_key(self, item, made, True))
+        return self.objects.made(made)
 
     def set_add(self, target: Any, value: Any) -> None:
         if type(target) is OpenSet:

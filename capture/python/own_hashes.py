@@ -1,39 +1,153 @@
-"""Keys that Python code of their class hashes, and that are told apart by identity (a ``Metric`` of torchmetrics)."""
+"""Keys that Python code of their class hashes or compares: of dicts, of sets, of functions that keep their answers.
+
+Python's own tables ask that code, while tracing and in guards. So it is followed once, as any call is: it must change
+nothing, look at nothing that the step has changed, and say what it says natively. A key is this very object in each
+call, an equal one (a guard), or a new one of plain values.
+"""
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from ..heap.identities import refuse_own_hash
-from ..heap.records import SIMPLE, python_method
-from .enums import hashes_by_name
+from moebius.interpreter import is_kind
+
+from ..guards.recorder import can_die
+from ..guards.sources import Static
+from ..heap.heap import Heap
+from ..heap.identities import has_own_hash, refuse_own_hash
+from ..heap.objects import Objects
+from ..heap.records import CONTAINERS, SIMPLE, derived_from, members, python_method, raw_dict, raw_items, with_items
+from ..values.values import SYMBOLIC, TensorProxy
+from . import natives
 from .parts import Parts
 
 
-def new_key(domain: Parts, key: Any, container: Any = None) -> Any:
-    """The key as a dict or set has it that the step made (None: one that it makes now). ``__hash__`` is followed as any
-    call is. Its number plays no part, as long as nothing that it looks at changes while the container is there."""
-    kind, objects, heap = type(key), domain.objects, domain.objects.heap
-    own = kind not in SIMPLE and python_method(kind, "__hash__") and not hashes_by_name(kind)
-    in_new = container is None or objects.is_new(container)
-    if not own or kind.__eq__ is not object.__eq__ or not domain.calls.known(key) or not in_new:
-        return objects.made_key(key, in_new=in_new)
-    begin, since = heap.mark(), heap.age(container)
+def new_key(domain: Parts, key: Any, container: Any, is_new: bool = False) -> Any:
+    """The key as a dict or set has it that the step made (is_new), or a shadow."""
+    in_new = is_new or domain.objects.is_new(container)
+    if type(key) not in SIMPLE:
+        ask_class(domain, key, container, in_new)
+    return domain.objects.made_key(key, in_new=in_new)
+
+
+def own_key(domain: Parts, key: Any, container: Any) -> Any:
+    """A key by which a dict of the user's is asked: itself, once its class was followed."""
+    if type(key) not in SIMPLE:
+        ask_class(domain, key, container, False)
+    return key
+
+
+def ask_class(domain: Parts, key: Any, container: Any, in_new: bool) -> None:
+    """Follows what the key's class does when a container is asked for the key, and those of a tuple's items."""
+    if is_kind(key, tuple) and not has_own_hash(key):
+        for item in raw_items(key):
+            if type(item) not in SIMPLE:
+                ask_class(domain, item, container, in_new)
+        return
+    kind, objects = type(key), domain.objects
+    if is_kind(key, SYMBOLIC) or not (objects.is_known(key) and has_own_hash(key)):
+        return
+    if not python_method(kind, "__hash__"):
+        refuse_own_hash(key)
+    told_apart = in_new and kind.__eq__ is object.__eq__ and domain.calls.known(key)
+    if not (told_apart or id(key) in objects.hashed or is_key(domain, key)) or not follows(domain, key, container):
+        refuse_own_hash(key)
+    objects.hashed[id(key)] = key
+
+
+def follows(domain: Parts, key: Any, container: Any) -> bool:
+    """Whether what the key's class does was followed, and a table gets the same of it natively."""
+    objects, heap = domain.objects, domain.objects.heap
+    begin = heap.mark()
     heap.listening += 1
     try:
-        number = domain.call(kind.__hash__, [key], {})
+        number = domain.call(type(key).__hash__, [key], {})
+        if type(number) is not int or not looks_unchanged(heap, begin) or number != native_hash(key):
+            return False
+        for other in keys_in(objects, container):
+            if other is not key and type(other) not in SIMPLE and native_hash(other) == number:
+                entered = other if objects.is_known(other) else objects.enter(other, Static("a key", other))
+                same = domain.truth(domain.compare("==", entered, key))
+                if not looks_unchanged(heap, begin) or same is not bool(other == key):
+                    return False
     finally:
         heap.listening -= 1
-    changed = container is not None and any(heap.was_written(event, since, begin) for event in heap.reads(begin))
-    if type(number) is not int or heap.changes_older(begin) or changed or not has_hash(key):
-        refuse_own_hash(key)
-    return objects.made_key(key, is_hashed=True)
-
-
-def has_hash(key: Any) -> bool:
-    """Whether the object can be hashed as it is before the step: containers ask that while the step is captured."""
-    try:
-        hash(key)
-    except Exception:
-        return False
+    objects.looked_at += heap.reads(begin)  # (to change it from here on is a graph break)
     return True
+
+
+def looks_unchanged(heap: Heap, begin: int) -> bool:
+    """Whether what was followed has changed nothing, and looked at nothing from before the step that has changed."""
+    reads = [event for event in heap.reads(begin) if heap.age(event[1]) < 0]
+    return not (heap.changes_older(begin) or any(heap.was_written(event, 0, begin) for event in reads))
+
+
+def native_hash(key: Any) -> int | None:
+    """As the object is before the step: containers ask that while the step is captured."""
+    try:
+        return hash(key)
+    except Exception:
+        return None
+
+
+def keys_in(objects: Objects, container: Any) -> Iterable[Any]:
+    """What a key may be compared with."""
+    record = objects.record_of(container)
+    if record is None:
+        return [*raw_items(container)] if derived_from(type(container), (*CONTAINERS, frozenset)) else []
+    if record.shadow is not None:
+        return [*record.shadow]
+    return [*raw_items(record.obj), *record.writes]
+
+
+def is_key(domain: Parts, value: Any) -> bool:
+    """Whether a table may be asked with the object while tracing, and again by a guard: it is this very object in
+    each call, or a new one of plain values, which its class hashes and compares. One that may die is not to be kept
+    in a guard."""
+    objects, known = domain.objects, domain.calls.known
+    if is_kind(value, TensorProxy) or not known(value):
+        return objects.is_new(value) and is_value(value, known)
+    kind = type(value)
+    by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    record = objects.record_of(value)
+    unchanged = record is not None and not record.changed
+    if can_die(value) or not (by_identity or (python_method(kind, "__hash__") and unchanged)):
+        return False
+    if by_identity or record is None:
+        return objects.pinned(True, value)
+    if not record.source.static:
+        objects.guards.holds(record.source.name, f"equals this {kind.__qualname__}", Equal(value), record.source)
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Equal:
+    """A guard: an object is what a table takes for this one."""
+
+    key: Any
+
+    def __call__(self, found: Any) -> bool:
+        return found is self.key or (type(found) is type(self.key) and bool(found == self.key))
+
+
+def is_value(value: Any, known: Callable[[Any], bool]) -> bool:
+    """Whether the step made an object, of plain values alone, and its class hashes it by them."""
+    kind = type(value)
+    if natives.is_plain(value, known):
+        return True
+    if known(value) or not (python_method(kind, "__hash__") or kind.__hash__ in (tuple.__hash__, frozenset.__hash__)):
+        return False
+    items = [*dict.values(value), *dict.keys(value)] if issubclass(kind, dict) else raw_items(value)
+    slots = [contents_of_slot(slot, value) for slot in members(kind)]
+    held = [*(items if with_items(kind) else ()), *(raw_dict(value) or {}).values(), *slots]
+    return all(is_value(part, known) for part in held)
+
+
+def contents_of_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value, type(value))
+    except AttributeError:
+        return None
