@@ -93,7 +93,7 @@ def exchange_rows(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dic
 
 def groups_like(group: Any) -> list[list[int]]:
     """The ranks of a group of one rank, and of the groups of other ranks along the same axis of a mesh."""
-    ranks, offsets, _ = collective_groups(group.group)
+    ranks, offsets, *_ = collective_groups(group.group)  # (before 2.15 with a third one)
     return [[offset + rank for rank in ranks] for offset in offsets]
 
 
