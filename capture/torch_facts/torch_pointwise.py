@@ -129,8 +129,7 @@ def broadest(operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether its rows follow each other, of which no size is a symbol or 0."""
-    plain = type(tensor) is FakeTensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
-    if not plain or tensor.dim() == 0:  # (the dtype of a tensor without axes counts less than that of a number)
+    if not is_plain(tensor):
         return False
     dense = 1
     for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()), strict=False):
@@ -143,9 +142,14 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def has_rows(tensor: torch.Tensor) -> bool:
     """Whether its rows follow each other, maybe with gaps, and nothing but their number is a symbol."""
-    plain = type(tensor) is FakeTensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
-    known = plain and all(type(each) is int for each in (*tensor.shape[1:], *tensor.stride()))
-    return known and tensor.dim() > 0 and [*tensor.stride()] == sorted(tensor.stride(), reverse=True)
+    known = is_plain(tensor) and all(type(each) is int for each in (*tensor.shape[1:], *tensor.stride()))
+    return known and [*tensor.stride()] == sorted(tensor.stride(), reverse=True)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has axes (the dtype of one without counts less than that of a number), and its memory its values."""
+    strided = type(tensor) is FakeTensor and tensor.layout is torch.strided and tensor.dim() > 0
+    return strided and not (tensor.is_conj() or tensor.is_neg())
 
 
 def kind_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:

@@ -399,6 +399,7 @@ def test_lines_grow_with_the_program(program):
     assert not walking, walking
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_lowering_costs_grows_with_the_program(kept, monkeypatch):
     """kept: where it isn't, what is zero is asked anew of all that a long sum adds, for each addition."""
@@ -413,6 +414,7 @@ def test_what_lowering_costs_grows_with_the_program(kept, monkeypatch):
 COMPARES = "aliasing.py Storage.catch_up"
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_grouped_layers_cost_grows_with_the_program(kept, monkeypatch):
     """kept: where it isn't, each layer walks the graph to know who writes where."""
