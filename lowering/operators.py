@@ -273,8 +273,9 @@ for _name in ("mean", "amax", "amin"):
 declare("var", "input, dim=None, unbiased=None, keepdim=False, *, correction=None", "var")
 declare("softmax", "input, dim=None, _stacklevel=3, dtype=None", functions=[functional.softmax, functional.log_softmax])
 declare("softmax", "input, dim, dtype=None", "softmax log_softmax")
-declare("layer_norm", "input, normalized_shape, weight=None, bias=None, eps=1e-05", functions=[functional.layer_norm])
-declare("rms_norm", "input, normalized_shape, weight=None, eps=None", functions=[functional.rms_norm])
+LAYER_NORMS, RMS_NORMS = [functional.layer_norm, torch.layer_norm], [functional.rms_norm, torch.rms_norm]
+declare("layer_norm", "input, normalized_shape, weight=None, bias=None, eps=1e-05", functions=LAYER_NORMS)
+declare("rms_norm", "input, normalized_shape, weight=None, eps=None", functions=RMS_NORMS)
 
 # Products
 declare("linear", "input, weight, bias=None", functions=[functional.linear])

@@ -22,6 +22,7 @@ from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_
 from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
+from moebius.lowering.experts.rules_computed import NORMS
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.unrolled_loops import (
     Builder,
@@ -144,15 +145,16 @@ def found_rows(
     return rows or None
 
 
-def source_of(rows: fx.Node) -> fx.Node | None:
-    """The tensor that rows were looked up in, before any view of it."""
-    node, chosen = rows, False
+def source_of(rows: fx.Node, in_branch: bool = False) -> fx.Node | None:
+    """The tensor that rows were looked up in, before any view of it. in_branch: they are what a branch gives, which may
+    have done something to each row since."""
+    node, chosen = rows, in_branch
     while (call := read_call(node)) is not None and not call.op.inplace and isinstance(call.args.get("input"), fx.Node):
-        if call.name == "mul":  # by a weight of each row
-            parts = [n for n in (call["input"], call["other"]) if isinstance(n, fx.Node)]
-            wide = [n for n in parts if (shape_of(n) or (0, 1))[-1] != 1]
-            if len(parts) != 2 or len(wide) != 1:
-                return node if chosen else None
+        if call.name == "mul" or (in_branch and call.name in NORMS | ELEMENTWISE):  # by a weight of each row
+            parts = node.all_input_nodes
+            wide = [n for n in parts if rank_of(n) > int(in_branch) and certain(shape_of(n))[-1] != 1]
+            if len(wide) != 1 or not (in_branch or len(parts) == 2):
+                return node if chosen and node is not rows else None
             node = wide[0]
             continue
         if call.name not in VIEWS | LOOKUPS:
@@ -171,7 +173,7 @@ def source_of(rows: fx.Node) -> fx.Node | None:
 def source_in_branch(branch: Call, part: int) -> fx.Node | None:
     """The same of rows that a branch looks up: what it was given for it."""
     results: Any = loop_body(branch.node).graph.output_node().args[0]
-    inner = source_of(results[part]) if isinstance(results[part], fx.Node) else None
+    inner = source_of(results[part], in_branch=True) if isinstance(results[part], fx.Node) else None
     outer = None if inner is None else given_to(branch.node).get(inner)
     return outer if isinstance(outer, fx.Node) else None
 

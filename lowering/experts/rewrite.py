@@ -533,6 +533,14 @@ def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     return reaches(beside or set(adds.all_input_nodes), wanted, least, itself=True)
 
 
+def products_behind(anchor: fx.Node) -> set[fx.Node]:
+    """What a sum adds is computed of these products, or of loops and branches."""
+    adds = added_rows(anchor) or anchor
+    beside = [adds] if is_branch(adds) else [one for one in adds.all_input_nodes if one is not adds.args[0]]
+    calls = ((node, read_call(node)) for node in computed_of(beside))
+    return {node for node, call in calls if call is not None and call.name in MAKE_ROWS}
+
+
 def replace_iterations(work: Work) -> list[Failed]:
     """The same for iterations that stand one after another: all of them as one loop, or as loops of equal length.
     Returns those that it could not replace."""
@@ -548,7 +556,7 @@ def replace_iterations(work: Work) -> list[Failed]:
         storage = storage or Storage(work.gm.graph)
         found, refusals = in_equal_parts(anchors, partial(replace_part, work, storage=storage))
         work.regions += found
-        if not found and adds_rows(anchors[0]):
+        if not found and adds_rows(anchors[0]) and products_behind(anchors[0]) != products_behind(anchors[-1]):
             worst = max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))
             work.regions.append(worst)
             failed.append(Failed(worst, anchors))

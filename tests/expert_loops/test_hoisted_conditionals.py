@@ -382,6 +382,58 @@ RIGHT["flattened"] = vouched_for(lambda n, m: n > 0, lambda token, _: token.view
 RIGHT["later_ones"] = vouched_for(lambda n, m: n > m, lambda token, _: token[token > 3])
 
 
+def prepared(prepare, put, spelled):
+    """Experts behind branches that do something to each row before their projections."""
+
+    def layer(x, moe):
+        weight, index = moe.route(x)
+        expert_of = index[:, 0]
+        order = expert_of.argsort(stable=True)
+        pieces = x[order].split(expert_of.bincount(minlength=E).tolist())
+        parts, out = [], torch.zeros_like(x)
+        for e, (norm, expert) in enumerate(zip(moe.norms, moe.mlps, strict=True)):
+            token = torch.where(expert_of == e)[0]
+            rows = pieces[e] if put == "cat" else x[token]
+            if spelled == "continue" and len(rows) == 0:
+                parts.append(rows)
+                continue
+            y = expert(prepare(rows, norm)) if spelled != "if" or len(rows) > 0 else rows
+            parts.append(y)
+            if put == "cat":
+                continue
+            if put == "added":
+                out.index_add_(0, token, y)
+            else:
+                out[token] = y
+        out = torch.cat(parts)[order.argsort()] if put == "cat" else out
+        return out * weight[:, :1]
+
+    return layer
+
+
+PREPARED = {
+    "root_mean_square": lambda rows, norm: norm(rows),
+    "layer_norm": lambda rows, norm: torch.layer_norm(rows, rows.shape[1:], norm.weight),
+    "activation": lambda rows, norm: silu(rows),
+    "scaled": lambda rows, norm: rows * norm.weight,
+    "halved": lambda rows, norm: silu(torch.rms_norm(rows, rows.shape[1:], norm.weight) * 0.5),
+}
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("spelled", ["if", "continue"])
+@pytest.mark.parametrize("put", ["cat", "added", "set"])
+@pytest.mark.parametrize("name", PREPARED)
+def test_rows_that_a_branch_prepares(name, put, spelled):
+    assert compare(prepared(PREPARED[name], put, spelled)) == (1, True)
+
+
+def test_rows_that_a_branch_prepares_are_rows_of_one_tensor(monkeypatch):
+    layer = prepared(PREPARED["layer_norm"], "added", "continue")
+    monkeypatch.setattr(blocks, "source_in_branch", lambda *_: None)
+    assert compare(layer) == (1, False)
+
+
 @pytest.mark.share(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
