@@ -28,6 +28,7 @@ from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
+from moebius.lowering.distribution.way_back import WaysBack
 from moebius.lowering.distribution.weighing import SHARE
 from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.experts.views import moved
@@ -53,6 +54,8 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     axis = plan.axis_index(mesh)
     found = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
     regions = [node for node in found if not _is_chosen(node, options.partial)]
+    ways_back = WaysBack(gm.graph, regions)
+    regions = [node for node in regions if node not in ways_back.alone]
     gm.meta["chosen"] = {node.meta["where"][:2] for node in found if node not in regions}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
@@ -80,10 +83,15 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
         if not options.partial:
             _ask_all_ranks(node, group_name)
+    returned = dict[fx.Node, fx.Node]()
     for node, num_experts in experts_of.items():
         where = node.meta.get("where") or ("", 0)
         name = f"experts {_number_of(node)}, {os.path.basename(where[0])}:{where[1]}"
-        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, name, promised[node])
+        ways_back.write(node, returned)
+        asked = kept, here, plan.ranks, rank, group_name, name, promised[node]
+        returned[node] = _replace(node, num_experts, chains, *asked)
+    for end in [end for end in ways_back.starts if end not in returned]:
+        ways_back.write(end, returned)
     _gather_where_used(gm)
     for taken, item in rows.items():
         taken.args = (item, taken.meta["placement"])
@@ -305,7 +313,8 @@ def _say_idle_ranks(plan: Plan) -> None:
 def _replace(
     node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
     ranks: int, rank: int, group_name: str, place: str, promised: tuple[int, int],
-) -> None:
+) -> fx.Node:
+    """Writes the exchange in the place of a region; what it gives."""
     graph = node.graph
     arguments, skips = arguments_of(node), "skips" in node.meta
     x, index, weight = arguments["x_TD"], arguments["index_TK"], arguments["weight_TK"]
@@ -338,6 +347,7 @@ def _replace(
     graph.erase_node(node)
     if weight is None:
         graph.erase_node(weight_R1)
+    return out
 
 
 def _take_rows(chain: list[fx.Node], ranks: int, rank: int) -> None:

@@ -239,11 +239,8 @@ class Opened:
 
 
 def open_branches(work: Work, branches: list[fx.Node]) -> tuple[list[Opened], dict[fx.Node, Differ]]:
-    """Opens every branch that has one expert in it. Returns also why others were not opened. (With a mesh, none: what
-    is left of a branch would read what came from other ranks where this rank's data say so, and backward come to that
-    exchange on some ranks alone.)"""
+    """Opens every branch that has one expert in it. Returns also why others were not opened."""
     found, refused = list[Opened](), dict[fx.Node, Differ]()
-    branches = branches if work.options.mesh is None else []
     for node in branches:
         before = set(work.gm.graph.nodes)
         try:

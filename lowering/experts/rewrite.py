@@ -319,7 +319,8 @@ def replace_piece(
         all_are_read(work.gm.graph, downs, asked or {})
         iterations, parts = build_blocks(work.gm, downs, storage, rows_of)
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
-        if replace_loop(work, iterations.loop, storage, region, by_rows=apart):
+        behind = asked is not None and asked.keys() >= set(downs)
+        if replace_loop(work, iterations.loop, storage, region, by_rows=apart, skips=behind):
             region.top_k = None if apart else region.top_k  # (of the rows; nobody has seen what they are of the tokens)
             skip_unused(downs, asked or {}, iterations.stacked)
             iterations.draw_elsewhere()
@@ -427,11 +428,11 @@ def replace_dense(work: Work, whole: DenseSum) -> ExpertRegion | None:
 
 def replace_loop(
     work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, iterations: Unrolled | None = None,
-    by_rows: bool = True, users: bool = False,
+    by_rows: bool = True, users: bool = False, skips: bool = False,
 ) -> bool:
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why. by_rows:
     whether it may be projections of sorted rows: where all experts read the same rows, these would be E copies. users:
-    whether its iterations are the user's."""
+    whether its iterations are the user's. skips: whether each of its experts was behind a branch."""
     before = loop.prev
     try:
         reader = Reader(loop)
@@ -455,7 +456,7 @@ def replace_loop(
             work.loose += remove(iterations, storage)
             if region.saved_bytes is not None and not weight_concat.applies(work.options):
                 region.saved_bytes += iterations.stacked_bytes()
-        result = where_iterations_ran(work, claim, result, iterations)
+        result = where_iterations_ran(work, claim, result, iterations, skips)
         work.loose += [*put_in_place(claim, result), *reader.made.values()]
         return True
     while loop.prev is not before:  # what the attempt wrote stands before the loop
@@ -463,13 +464,17 @@ def replace_loop(
     return False
 
 
-def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: Unrolled | None) -> fx.Node:
+def where_iterations_ran(
+    work: Work, claim: Claim, result: fx.Node, iterations: Unrolled | None, branches: bool
+) -> fx.Node:
     """The result, without history where all iterations were skipped: a batch of no rows leaves no gradients behind.
 
     Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. On a
-    mesh all ranks' tokens count, so that the exchange says it (expert_parallel.py)."""
+    mesh all ranks' tokens count, so that the exchange says it (expert_parallel.py); there backward comes to experts
+    behind branches, too, whichever are taken (way_back.py)."""
     skips = any(isinstance(s.condition, Test) and s.condition.kind == "empty" for s in claim.reader.evidence.skips)
     skips = skips or claim.hits is not None or (iterations is not None and iterations.skipping)
+    skips = skips or (branches and work.options.mesh is not None)
     if not skips or not takes_blocks(work):
         return result
     if work.options.mesh is not None:

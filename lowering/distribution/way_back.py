@@ -1,0 +1,107 @@
+"""Backward comes to an exchange on all ranks, or on none, whatever a rank's data say.
+
+A branch on data may be all that reads what came back of an exchange: ``if rows.numel(): out[token] += rows``. Where it
+is not taken, backward of that rank would pass the exchange by, and the others would wait in it. So what backward starts
+from, and what the next exchange sends, is made to come of the exchange on all ranks: with no value there, and no
+gradient on the way back.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moebius.lowering.aliasing import Storage, nodes_in
+from moebius.lowering.experts.blocks import is_number, without_history
+from moebius.lowering.graph import expert_loop
+from moebius.lowering.step import either, is_backward
+from moebius.lowering.values import computed_of, is_floating, put_before
+
+CONDITIONAL = frozenset({expert_loop, either})  # data say which of its operands a value comes of
+
+
+class ComesOf(torch.autograd.Function):
+    """A copy of a tensor, which comes of others too; these get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *others: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.others = len(others)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        return grad, *[None] * ctx.others
+
+
+def lead_to(returned: Tensor) -> Tensor:
+    """[0]: comes of what an exchange gave, and keeps nothing of it."""
+    lead: Tensor = ComesOf.apply(returned.new_empty(0), returned)
+    return lead
+
+
+def coming_of(value: Tensor, *leads: Tensor) -> Tensor:
+    """The value; backward of it comes to these exchanges."""
+    led: Tensor = ComesOf.apply(value, *leads)
+    return led
+
+
+class WaysBack:
+    """The exchanges that backward of a graph's values passes by on some ranks. To be made before they are written.
+
+    starts: by who sends a value, runs its backward or gives it out: the value, and the regions that are to be
+    exchanges. alone: regions that are to be none: memory that was there before the graph is written with what comes of
+    them, and nobody knows where backward of that begins.
+    """
+
+    def __init__(self, graph: fx.Graph, regions: Sequence[fx.Node]):
+        self.regions, self.alone = regions, set[fx.Node]()
+        self.starts = defaultdict[fx.Node, list[tuple[fx.Node, list[fx.Node]]]](list)
+        self.leads = dict[fx.Node, fx.Node]()
+        if not any(node.target in CONDITIONAL for node in graph.nodes):
+            return
+        storage = self.storage = Storage(graph)
+        self.unrecorded = without_history(graph)
+        for writer, targets in storage.writers.items():
+            if writer not in self.unrecorded and not is_backward(writer) and any(map(self.is_outside, targets)):
+                self.alone |= self.passed_by([writer], writer)
+        freed = set(self.alone)
+        for end in [node for node in graph.nodes if node in regions or is_backward(node) or node.op == "output"]:
+            values = nodes_in(end.args[:1]) if end not in regions else end.all_input_nodes
+            for value in filter(is_floating, values):
+                passed = self.passed_by([value], end) - freed
+                if passed and end.op == "output" and self.is_outside(value):
+                    self.alone |= passed
+                elif passed:
+                    self.starts[end].append((value, sorted(passed)))
+            if is_backward(end) and not end.kwargs.get("retain_graph"):
+                freed |= self.reached(values, end)
+
+    def is_outside(self, node: fx.Node) -> bool:
+        return is_floating(node) and not self.storage.is_fresh(node)
+
+    def reached(self, starts: list[fx.Node], end: fx.Node, certainly: bool = False) -> set[fx.Node]:
+        """The regions that values come of at a node. certainly: whatever data say."""
+
+        def onwards(node: fx.Node) -> list[fx.Node]:
+            if node in self.unrecorded or is_number(node) or (certainly and node.target in CONDITIONAL):
+                return []
+            writers = [] if certainly else self.storage.writers_of([node], end=end)
+            return [*node.all_input_nodes, *(writer for writer in writers if not is_backward(writer))]
+
+        return computed_of(starts, onwards).intersection(self.regions) - self.unrecorded
+
+    def passed_by(self, starts: list[fx.Node], end: fx.Node) -> set[fx.Node]:
+        return self.reached(starts, end) - self.reached(starts, end, certainly=True)
+
+    def write(self, end: fx.Node, returned: Mapping[fx.Node, fx.Node]) -> None:
+        """Let what ``end`` takes come of all. returned: what the exchanges give that regions have become."""
+        for value, passed in self.starts[end]:
+            for region in (region for region in passed if region not in self.leads):
+                out = returned[region]
+                self.leads[region] = put_before(out.next, lead_to, (out,), out, None)
+            leads = map(self.leads.__getitem__, passed)
+            end.replace_input_with(value, put_before(end, coming_of, (value, *leads), value, value.meta.get("val")))
