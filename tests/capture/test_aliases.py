@@ -209,7 +209,7 @@ def trial(place: str, use: str, order: str) -> tuple[list[int], Any]:
 CASES = [*itertools.product(PLACES, USES, ORDERS)]
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("place, use, order", CASES)
 def test_never_a_wrong_answer(place: str, use: str, order: str) -> None:
     with warnings.catch_warnings():

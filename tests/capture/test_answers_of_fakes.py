@@ -113,7 +113,7 @@ IN_PLACE = [name for name, function in vars(F).items() if inspect.isfunction(fun
             and "inplace" in inspect.signature(function).parameters]  # fmt: skip
 
 
-@pytest.mark.share(50)
+@pytest.mark.share(25)
 @pytest.mark.parametrize("asks", [True, 1, 2.0, "yes", False, 0, None, ""], ids=repr)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_whatever_is_true_asks_for_a_result_in_place(name, asks):

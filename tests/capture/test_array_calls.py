@@ -96,7 +96,7 @@ KEYS = [0, slice(None), slice(0, 2), np.array([1, 0]), None, ..., slice(1, None)
 BASE = np.arange(24.0).reshape(2, 3, 4)
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("places", [*itertools.product(range(len(KEYS)), repeat=3)], ids=str)
 def test_each_index(places: tuple[int, ...]) -> None:
     """Of an array from before the step and of one that the graph makes: views, and what arrays choose."""

@@ -110,7 +110,7 @@ def outcome(function: Callable[..., Any], x: torch.Tensor, a: np.ndarray) -> Any
     return [(str(v), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in leaves]
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["whole", "part", "backwards", "read only"])
 @pytest.mark.parametrize("name", [*INDEXED, *MADE])

@@ -108,7 +108,7 @@ def compared(use, choose, rows=(8, 8, 8, 6, 5)):
     return stats(captured)
 
 
-@pytest.mark.share(23)
+@pytest.mark.share(15)
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("use", NUMBERS, ids=lambda f: f.__name__)
 def test_a_number_whichever_it_is(use, choose):
@@ -116,7 +116,7 @@ def test_a_number_whichever_it_is(use, choose):
     assert (known.breaks, known.misses) == (0, 2)  # two, as the rows change
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("use", SEEN, ids=lambda f: f.__name__)
 def test_as_plain_where_it_is_seen(use, choose):

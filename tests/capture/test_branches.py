@@ -400,7 +400,7 @@ def outcome(function, values):
     return result, x.grad
 
 
-@pytest.mark.share(28)
+@pytest.mark.share(18)
 @pytest.mark.parametrize("function", ONE_GRAPH + BROKEN, ids=lambda f: f.__name__)
 def test_same_as_plain_python(function):
     captured = capture(function)

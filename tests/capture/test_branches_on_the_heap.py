@@ -162,7 +162,7 @@ def name_of(value: Any) -> str:
     return getattr(value, "__name__", value)
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize(("place", "form"), [*itertools.product(PLACES, FORMS)], ids=name_of)
 def test_one_graph_whichever_way_the_data_goes(place: str, form: Callable) -> None:
     get, put = accesses(PLACES[place])

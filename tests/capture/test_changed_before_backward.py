@@ -152,7 +152,7 @@ def program(kind, value, way, used, end, wrap):
     return found, step
 
 
-@pytest.mark.share(45)
+@pytest.mark.share(22)
 @pytest.mark.parametrize("kind, value, way, used, end", [*itertools.product(KINDS, VALUES, WAYS, (0, 2, 3), ENDS)])
 def test_as_in_python(kind, value, way, used, end):
     want, _ = program(kind, value, way, used, end, lambda step: step)

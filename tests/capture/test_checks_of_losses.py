@@ -51,7 +51,7 @@ def outcome(function, x):
         return type(error), str(error)
 
 
-@pytest.mark.share(22)
+@pytest.mark.share(14)
 @pytest.mark.parametrize(("question", "form"), [*itertools.product(GOOD, CHECKS)])
 def test_the_way_without_an_error(question, form):
     step = program(question, form)

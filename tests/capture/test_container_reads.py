@@ -97,7 +97,7 @@ def calls(recipe, wrap, inside):
             change(found, number)
 
 
-@pytest.mark.share(18)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", READS)
 def test_reads(name, inside):

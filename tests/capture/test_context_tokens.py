@@ -123,7 +123,7 @@ ENDS = (nothing, native, failing)
 CASES = [*itertools.product(WAYS, (False, True), VARIABLES, ENDS)]
 
 
-@pytest.mark.share(50)
+@pytest.mark.share(25)
 @pytest.mark.parametrize(("way", "before", "which", "end"), CASES)
 def test_what_is_given_back(way: Callable, before: bool, which: str, end: Callable) -> None:
     variables = VARIABLES[which]

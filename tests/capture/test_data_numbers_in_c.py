@@ -112,7 +112,7 @@ def told(step, x_T):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_c_code_gets_the_number(form, number):

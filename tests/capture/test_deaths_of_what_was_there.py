@@ -173,7 +173,7 @@ def differs(make, step, named):
     return found[0] != found[1]
 
 
-@pytest.mark.share(45)
+@pytest.mark.share(22)
 @pytest.mark.parametrize("named", (False, True))
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("make", SEEN.values(), ids=SEEN)

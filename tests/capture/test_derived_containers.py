@@ -121,7 +121,7 @@ def told(function: Callable[..., Any], make: Callable[[], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("done", DONE)
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
@@ -259,7 +259,7 @@ WITH_SETS: dict[str, Callable[[Any], Any]] = {
 OWN: dict[str, Any] = {"__iter__": (7, 8), "__len__": 5, "__length_hint__": 3, "__contains__": None, "__eq__": None}
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("done", WITH_SETS)
 @pytest.mark.parametrize("base", [set, frozenset, list, tuple], ids=lambda base: base.__name__)
 @pytest.mark.parametrize("own", ["nothing", *OWN])
@@ -325,7 +325,7 @@ KEYED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("done", KEYED)
 @pytest.mark.parametrize("kind", BUILT)
 @pytest.mark.parametrize("made", ["in the step", "before"])

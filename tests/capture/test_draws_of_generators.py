@@ -70,7 +70,7 @@ def compare(draw: Callable, use: Callable, calls: int = 24) -> Any:
     return stats(captured)
 
 
-@pytest.mark.share(35)
+@pytest.mark.share(23)
 @pytest.mark.parametrize(
     ("draw", "use"), [*itertools.product(WHOLE | REAL, USES), *itertools.product(WHOLE, PLACES)], ids=lambda name: name
 )

@@ -157,7 +157,7 @@ def step_of(choice, between, use):
     return step
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize(("choice", "between", "use"), CASES, ids=named)
 def test_one_graph_has_either(choice, between, use):
     run = compared(step_of(choice, between, use))
@@ -170,7 +170,7 @@ def test_one_graph_has_either(choice, between, use):
 OF_DTYPES = [*itertools.product(DTYPES, [*DTYPES, torch.int64], ("max", "an int", "of what is computed"), USES)]
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize(("tensor_dtype", "dtype", "choice", "use"), OF_DTYPES, ids=named)
 def test_dtypes(tensor_dtype, dtype, choice, use):
     compared(step_of(choice, "divides", use), tensor_dtype, dtype)

@@ -56,7 +56,7 @@ def outcome(function, *args):
     return type(found) if type(found).__repr__ is object.__repr__ else re.sub(r" at 0x\w+", "", repr(found))
 
 
-@pytest.mark.share(70)
+@pytest.mark.share(35)
 @pytest.mark.parametrize("inner, wrapper, access", [*itertools.product(INNER, WRAPPERS, ACCESS)])
 def test_whatever_a_class_holds_is_bound_as_python_binds_it(inner, wrapper, access):
     base = type("Base", (), {"part": WRAPPERS[wrapper](INNER[inner])})

@@ -117,7 +117,7 @@ KEYS = {
 }
 
 
-@pytest.mark.share(18)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("items", ITEMS)
 @pytest.mark.parametrize("choose", [max, min], ids=["max", "min"])

@@ -41,7 +41,7 @@ def cut_from_data(x, n):
     return F.one_hot(places, max(int(places.max()) + 1, n))[..., :n].shape[-1]
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("shape", [empty, cut_from_data])
 @pytest.mark.parametrize("first, second, use", [*itertools.product(FORMULAS, FORMULAS, USES)])
 def test_as_in_python(shape, first, second, use):

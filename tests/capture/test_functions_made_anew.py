@@ -71,7 +71,7 @@ VALUES = {
 HITS = {"a tensor made anew", "the same tensor", "a tuple of tensors", "a nested tuple"}
 
 
-@pytest.mark.share(45)
+@pytest.mark.share(22)
 @pytest.mark.parametrize(("make", "call"), list(itertools.product(
     [positional, by_keyword, of_many, in_a_cell], [called, called_twice, after_a_break])))  # fmt: skip
 @pytest.mark.parametrize("values", VALUES)

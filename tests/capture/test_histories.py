@@ -127,7 +127,7 @@ def outcome(step, flag):
     return found
 
 
-@pytest.mark.share(21)
+@pytest.mark.share(14)
 @pytest.mark.parametrize("step", QUESTIONS)
 @pytest.mark.parametrize("first", range(len(FLAGS)))
 def test_a_question_about_a_history_that_the_data_decides(step, first):

@@ -61,7 +61,7 @@ def program(use, place, wrap):
     return found, step
 
 
-@pytest.mark.share(35)
+@pytest.mark.share(23)
 @pytest.mark.parametrize("use, place", [*itertools.product(USES, PLACES)])
 def test_as_in_python(use, place):
     want, _ = program(use, place, lambda step: step)

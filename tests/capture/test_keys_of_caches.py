@@ -149,7 +149,7 @@ def changed_in_the_step(x_D, held, layers, make):
 STEPS = (changed_in_the_step, held_by_an_object, held_by_layers, held_by_checkpointed_layers, made_in_the_step)
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.filterwarnings("ignore::moebius.MoebiusWarning")
 @pytest.mark.parametrize("changed", ("nothing", "made anew", "other keys", "in place"))
 @pytest.mark.parametrize("step", STEPS)

@@ -310,7 +310,7 @@ def outcomes(step, make, how):
     return found
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.filterwarnings("ignore::moebius.MoebiusWarning")
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("step", STEPS)

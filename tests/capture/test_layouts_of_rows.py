@@ -102,7 +102,7 @@ def differing(rows, view, asked, trains: bool = False) -> list[int]:
     return [number for number, (ours, plain) in enumerate(calls) if ours != plain]
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.filterwarnings("ignore::moebius.MoebiusWarning")
 @pytest.mark.parametrize("trains", (False, True))
 @pytest.mark.parametrize("asked", ASKED)

@@ -44,7 +44,7 @@ def differentiate(table, index):
     return weight.grad
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize("use", [read, write, add, differentiate])
 @pytest.mark.parametrize("name", INDICES)
 def test_one_graph_for_all_numbers(name, use):

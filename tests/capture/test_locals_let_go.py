@@ -70,7 +70,7 @@ def state():
     )  # fmt: skip
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize(("comes", "breaks", "lets_go", "sees"), ALL, ids=["-".join(one) for one in ALL])
 def test_it_dies_where_it_is_let_go(comes, breaks, lets_go, sees):
     step = made(comes, breaks, lets_go, sees)

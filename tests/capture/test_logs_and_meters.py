@@ -138,7 +138,7 @@ class Holder:
     pass
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize(
     "write, read, then, held", [*itertools.product(WRITES, READS, THEN, ("argument", "attributes", "cell"))]
 )

@@ -310,7 +310,7 @@ QUESTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_in_plain_python(kind: str, question: Callable) -> None:

@@ -39,7 +39,7 @@ CHANGES = {
 KINDS = (dict, collections.OrderedDict)
 
 
-@pytest.mark.share(58)
+@pytest.mark.share(29)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

@@ -186,7 +186,7 @@ def calls(function: Callable[..., Any], make: Callable[[int], nn.Module]) -> Ite
         del model, result, left
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.__name__)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:moebius. .* was captured")

@@ -108,7 +108,7 @@ def differing(operator, read, asked) -> list[int]:
     return [place for place, (ours, plain) in enumerate(calls) if ours != plain]
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.filterwarnings("ignore::moebius.MoebiusWarning")
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("read", READ)

@@ -48,7 +48,7 @@ def outcomes(function, kind):
     return [str(function(torch.arange(5.0), kind(value))) for value in (2, 3, 1, 2, 0)]
 
 
-@pytest.mark.share(18)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("kind", [numpy.int64, Level], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("way", WAYS)
 def test_is_read_in_each_call(way, kind):

@@ -39,7 +39,7 @@ FAILING = {
 }
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("failing", FAILING)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_handler_sees_the_error(number, failing):

@@ -169,7 +169,7 @@ def arguments(i: int, dtype: Any) -> tuple[Any, ...]:
     return torch.arange(3.0) + i, (draw.rand(3) * 9 + 1).astype(dtype)
 
 
-@pytest.mark.share(25)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int32], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_as_plain(name: str, dtype: Any) -> None:

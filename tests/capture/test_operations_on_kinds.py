@@ -190,7 +190,7 @@ def cases():
     return [pytest.param(*case, id="-".join(case)) for case in itertools.product(PROGRAMS, KINDS, PLACES)]
 
 
-@pytest.mark.share(80)
+@pytest.mark.share(40)
 @pytest.mark.parametrize("operation, kind, place", cases())
 def test_as_python_has_it(operation: str, kind: str, place: str) -> None:
     step, captured = program(operation, place), capture(program(operation, place), backend="eager")

@@ -88,7 +88,7 @@ def compare(loop, write, where, kinds):
 ORDERS = (("apart", "the same", "shifted", "apart"), ("shifted", "apart", "x itself", "shifted"), ("the same", "apart"))
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize(
     ("loop", "write", "where", "kinds"), list(itertools.product(LOOPS, WRITES, WHERE, ORDERS)),
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),
@@ -159,7 +159,7 @@ def drawn(seed):
     return tuple(found)
 
 
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("seed", range(3000))
 def test_c_and_python_agree(seed, read_in_memory):
     tensors = drawn(seed)

@@ -85,7 +85,7 @@ def program(own, use, wrap):
     return found, step
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("own, use", [*itertools.product(HASHES, USES)])
 def test_as_in_python(own, use):
     want, _ = program(own, use, lambda step: step)

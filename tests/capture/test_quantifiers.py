@@ -140,7 +140,7 @@ def body_of(items, asked, word, end):
     return ENDS[end].format(ITEMS[items].replace("ASK", ASKED[asked].format("t")).replace("any", word, 1))
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize(("items", "asked", "word", "end"), [*itertools.product(ITEMS, ASKED, ("any", "all"), ENDS)])
 def test_one_truth(items, asked, word, end):
     run = compared(body_of(items, asked, word, end))

@@ -40,7 +40,7 @@ def step_of(question: str, use: str):
     return names["step"]
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize(("question", "use"), list(itertools.product(QUESTIONS, USES)))
 def test_each_answer_is_plain_pythons_in_one_graph(question, use):
     step = step_of(question, use)

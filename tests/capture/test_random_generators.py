@@ -132,7 +132,7 @@ def run(step: Callable[..., Any]) -> list[Any]:
     return seen
 
 
-@pytest.mark.share(50)
+@pytest.mark.share(25)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize(("origin", "use"), list(itertools.product(ORIGINS, USES)))
 def test_a_generator_of_any_origin(origin: str, use: str, backend: str) -> None:

@@ -151,7 +151,7 @@ def differing(operator, asked, trains: bool = False, several: bool = False) -> l
     return [number for number, (ours, plain) in enumerate(calls) if ours != plain]
 
 
-@pytest.mark.share(80)
+@pytest.mark.share(40)
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.filterwarnings("ignore::moebius.MoebiusWarning")
 @pytest.mark.parametrize("several", (False, True))

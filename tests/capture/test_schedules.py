@@ -112,7 +112,7 @@ OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": oper
 OTHERS: dict[str, Any] = {"int": 3, "float": 0.7, "float32": np.float32(0.3), "float64": np.float64(0.3)}
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("other", OTHERS)

@@ -139,7 +139,7 @@ PROGRAMS = (is_used, is_returned, holds_itself, lives_over_a_break, is_filled_ag
 WHOLE = (is_used, is_returned, holds_itself, is_filled_again, is_compared, counts)
 
 
-@pytest.mark.share(33)
+@pytest.mark.share(22)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_as_plain_python(program: types.FunctionType, kind: type):

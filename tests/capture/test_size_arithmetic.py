@@ -20,7 +20,7 @@ list(range(0, n, 2)); [0] * n; f"{n / 2:.3f}"; (n * 0.7) // 1; -((n * 0.7) // -1
 """
 
 
-@pytest.mark.share(23)
+@pytest.mark.share(15)
 @pytest.mark.parametrize("expression", [e.strip() for e in EXPRESSIONS.strip().replace("\n", ";").split(";")])
 def test_a_size_is_a_number(expression):
     names = {"math": math}

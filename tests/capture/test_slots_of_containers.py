@@ -35,7 +35,7 @@ def shown(d: Any) -> tuple[Any, ...]:
     return repr(d).partition(" at 0x")[0], getattr(d, "a", None), getattr(d, "default_factory", None)
 
 
-@pytest.mark.share(70)
+@pytest.mark.share(35)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("parent", PARENTS, ids=lambda parent: parent.__name__)

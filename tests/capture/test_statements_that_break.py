@@ -68,7 +68,7 @@ def program(statement: str, around: str) -> dict[str, Any]:
     return space
 
 
-@pytest.mark.share(70)
+@pytest.mark.share(35)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_as_in_plain_python(statement: str, around: str) -> None:

@@ -21,7 +21,7 @@ KINDS = {
 }
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize("seed", range(300))
 def test_sums_have_plain_pythons_bits(seed):
     drawn = random.Random(seed)

@@ -112,7 +112,7 @@ def calls(source: str, captured: bool, backend: str = "moebius", count: int = 8)
     return found, stats(step) if captured else None
 
 
-@pytest.mark.share(18)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("name", CAPTURED)
 def test_attributes_that_a_step_sets(name, backend):

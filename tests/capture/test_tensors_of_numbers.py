@@ -75,7 +75,7 @@ def calls() -> list[tuple[torch.Tensor, int]]:
     return [(torch.randn(rows, 3, generator=draw), 20 - rows) for rows in (8, 6, 10, 5, 7, 9)]
 
 
-@pytest.mark.share(50)
+@pytest.mark.share(25)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize(("made", "number"), [*itertools.product(MADE, NUMBERS)], ids=lambda name: name)
 def test_one_capture_for_all_numbers(made: str, number: str, backend: str) -> None:

@@ -28,7 +28,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("kind", (type, Kind))
 @pytest.mark.parametrize("attribute", ("__name__", "__qualname__", "__module__"))
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -63,7 +63,7 @@ def left_with(function):
     raise AssertionError("nothing was raised")
 
 
-@pytest.mark.share(60)
+@pytest.mark.share(30)
 @pytest.mark.parametrize(("error", "place", "before"), ALL, ids=["-".join(one) for one in ALL])
 def test_the_frames_are_plain_pythons(error, place, before):
     step = made(error, place, before)
@@ -123,7 +123,7 @@ PLACES_HANDLED = {
 }
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("place", PLACES_HANDLED)
 @pytest.mark.parametrize("error", ERRORS_HANDLED)
 @pytest.mark.parametrize("handled", HANDLED)

@@ -386,7 +386,7 @@ def outcome(function: Any, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
         return type(error), x
 
 
-@pytest.mark.share(30)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("function", ONE_GRAPH + OTHERS, ids=lambda f: f.__name__)
 def test_both_ways(function, backend):

@@ -51,7 +51,7 @@ def answers(run, kind):
     return found
 
 
-@pytest.mark.share(26)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("kind", HELD)
 def test_as_plain_python(kind, question):

@@ -189,7 +189,7 @@ def matched(s):
             return 3
 
 
-@pytest.mark.share(33)
+@pytest.mark.share(22)
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_text_that_is_looked_into_is_never_an_old_one(name):
     step = LOOKS[name]

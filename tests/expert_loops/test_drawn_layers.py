@@ -85,7 +85,7 @@ def layer_of(text):
     return namespace["layer"]
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(13)
 @pytest.mark.parametrize(("route", "loop", "find"), [*itertools.product(ROUTES, LOOPS, FINDS)])
 def test_layer(route, loop, find):
     text = source(route, loop, find)

@@ -96,7 +96,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_is_one_operator(form):
     assert lowered(*form)

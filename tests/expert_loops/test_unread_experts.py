@@ -98,7 +98,7 @@ def written(rows, condition, sign, behind, before):
 FORMS = list(itertools.product(LOOKED_UP, UNDECIDED, "<>", BEHIND, BEFORE))
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("form", FORMS, ids=" ".join)
 def test_a_branch_behind_it_decides(form):
     layer, text = written(*form)

@@ -63,7 +63,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.share(116)
+@pytest.mark.share(58)
 @pytest.mark.parametrize("gate, pieces, biased, turned, activation", CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equal_to_the_operator(gate, pieces, biased, turned, activation, dtype):

@@ -58,7 +58,7 @@ def explained(text: str, tmp_path, name: str = "step"):
     return explain(capture(names[name]))(torch.tensor([3.0, -1, 2, -4, 0, 6, 1, -2])), text.splitlines()
 
 
-@pytest.mark.share(36)
+@pytest.mark.share(24)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_what_waits_is_named_with_its_line(expression, place, tmp_path):

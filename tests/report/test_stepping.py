@@ -163,7 +163,7 @@ def said(function: Step, typed: str) -> list[str]:
     return texts
 
 
-@pytest.mark.share(22)
+@pytest.mark.share(14)
 @pytest.mark.parametrize("typed", TYPED)
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_pdb_says_what_it_says_in_plain_python(function: Any, typed: str) -> None:

@@ -125,7 +125,7 @@ def is_lowered(report: Report) -> bool:
     return bool(report.lowered) and report.lowered == len(report.expert_regions)
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(16)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("planted", [*((one,) for one in SINGLE), *PAIRS], ids=lambda p: " AND ".join(s for _, s in p))
 def test_what_is_shown_is_what_blocks(loop: str, planted: tuple, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_was_once_answered_wrongly(kind: str, question: str) -> None:
     assert outcome(kind, question).differs == ""
 
 
-@pytest.mark.share(23)
+@pytest.mark.share(15)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_with_layers_that_are_reused(kind: str) -> None:
     assert outcome(kind, "layers").differs == ""
