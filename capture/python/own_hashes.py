@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from moebius.interpreter import is_kind
 
 from ..guards.recorder import can_die
@@ -20,9 +22,12 @@ from ..heap.heap import Heap
 from ..heap.identities import has_own_hash, refuse_own_hash
 from ..heap.objects import Objects
 from ..heap.records import CONTAINERS, SIMPLE, derived_from, members, python_method, raw_dict, raw_items, with_items
-from ..values.values import SYMBOLIC, TensorProxy
+from ..values.values import SYMBOLIC, SymbolicObject, TensorProxy
 from . import natives
 from .parts import Parts
+
+
+NOT_ASKED = (*SYMBOLIC, SymbolicObject, TensorProxy, torch.Tensor)  # their stand-ins are told apart, or refused as keys
 
 
 def new_key(domain: Parts, key: Any, container: Any, is_new: bool = False) -> Any:
@@ -48,7 +53,7 @@ def ask_class(domain: Parts, key: Any, container: Any, in_new: bool) -> None:
                 ask_class(domain, item, container, in_new)
         return
     kind, objects = type(key), domain.objects
-    if is_kind(key, SYMBOLIC) or not (objects.is_known(key) and has_own_hash(key)):
+    if is_kind(key, NOT_ASKED) or not (objects.is_known(key) and has_own_hash(key)):
         return
     if not python_method(kind, "__hash__"):
         refuse_own_hash(key)
