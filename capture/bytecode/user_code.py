@@ -1,4 +1,5 @@
-"""Whose code a file holds: the user's, or torch's, the standard library's or ours. The one place that answers it."""
+"""Whose code a file holds: the user's, or a library's (torch, numpy, the standard library) or ours. The one place that
+answers it."""
 
 from __future__ import annotations
 
@@ -30,13 +31,15 @@ def is_ours(filename: str) -> bool:
 
 @functools.cache
 def skipped() -> tuple[str, ...]:
-    """How the names of files begin that are torch's, ours, or made by generated code."""
-    return folder_of("torch"), *our_folders(), "<frozen", "<string>", "<moebius", "<eval_with_key>"
+    """How the names of files begin that are torch's, numpy's, ours, or made by generated code."""
+    operators = [folder_of(package) for package in ("torch", "numpy") if find_spec(package) is not None]
+    return *operators, *our_folders(), "<frozen", "<string>", "<moebius", "<eval_with_key>"
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(filename: str) -> bool:
-    """Whether a file is torch's, the standard library's or ours: its code is never captured by itself, nor counted."""
+    """Whether a file is torch's, numpy's, the standard library's or ours: its code is never captured by itself, nor
+    counted."""
     if filename.startswith(skipped()):
         return True
     return filename.startswith(STDLIB) and "site-packages" not in filename

@@ -29,11 +29,11 @@ class Findings:
     and ``why`` if it was native. sync_points: where it waits for its device, or would on a GPU. coverage: how many
     instructions of the user's this call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
-    what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
-    whether more ran natively than was counted. in_loops: how many of each function's instructions are run by a
-    backward (hooks, an ``autograd.Function``'s backward, what a checkpoint runs again), or as often as something says
-    that is not computed by operators alone; each was counted once, however often the call runs it. name: what the
-    callable is called; file, line: where it is defined.
+    what it calls outside of torch, numpy and the standard library. functions: the same for each of them.
+    counting_stopped: whether more ran natively than was counted. in_loops: how many of each function's instructions are
+    run by a backward (hooks, an ``autograd.Function``'s backward, what a checkpoint runs again), or as often as
+    something says that is not computed by operators alone; each was counted once, however often the call runs it. name:
+    what the callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, of several ways the weakest, for the source listing; :meth:`source_lines` adds
     what graphs and breaks know.
     recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all

@@ -6,9 +6,11 @@ import contextlib
 import dis
 import gc
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fuzz.choices import SeededChoices
@@ -148,6 +150,27 @@ def test_a_tensor_hook_is_opaque() -> None:
     x.register_hook(hook)
     report = explain(step)(x)
     assert sum(report.coverage.values()) == sum(plain_counts(step, x).values())
+
+
+def test_what_runs_in_numpy_is_a_librarys() -> None:
+    """Python that numpy runs, for the program or for a graph, counts nowhere; a break below it has the user's line."""
+
+    def in_a_graph(x: torch.Tensor) -> torch.Tensor:
+        stacked = np.stack([x.numpy(), np.linspace(0, 1, 3, dtype=np.float32)]).mean(0)
+        return x + torch.from_numpy(stacked) + np.prod([2, 3]) + float(np.log(x.numpy()).mean())
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        with np.errstate(all="ignore"):
+            return x + float(np.log(x.numpy()).mean())
+
+    for step in (in_a_graph, breaks):
+        x, captured = torch.ones(3) + 1, capture(step)
+        expected = plain_counts(step, x)
+        for _ in range(2):
+            report = explain(captured)(x)
+            assert reported_counts(report) == expected == Counter({next(iter(expected)): expected.total()})
+        assert not report.coverage["opaque"]
+        assert {item.file for item in report.breaks} <= {__file__}
 
 
 def test_an_operator_in_python_is_opaque() -> None:

@@ -24,7 +24,7 @@ from moebius.report import Report
 
 
 def plain_counts(function: Callable[..., Any], *args: Any) -> Counter[tuple[str, int]]:
-    """How many instructions of each function a plain call executes, outside of torch and the standard library."""
+    """How many instructions of each function a plain call executes, outside of libraries."""
     return counted_call(function, *args)[0]
 
 
