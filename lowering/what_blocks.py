@@ -16,6 +16,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import only_computes, writes_into
 from moebius.lowering.draft import copy_graph
+from moebius.lowering.experts.missed_experts import DIFFERENT
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, call_name, loop_body
 from moebius.lowering.pipeline import run_passes
@@ -137,11 +138,14 @@ class Search:
             if step is None and not is_done(last):
                 return None
         places = [certain(self.places)[one] for one in sorted(self.needed(taken, is_done))]
-        if about is not region:  # (capture told it: without what it was unrolled for, the loop would be another graph)
+        refusal = region.refusal or ""
+        if about is not region:  # (capture told what it was unrolled for: without that, it is another graph)
             told = region.blocker
-            if told is None or {where[:2] for where in places} != {told[:2]}:
+            if told is None or told[:2] not in {where[:2] for where in places}:
+                refusal = f"{DIFFERENT}: the proof does not follow what they compute ({places[0][0]}:{places[0][1]})"
+            elif len(places) > 1:
                 return None
-        return Blocking(region.refusal or "", tuple(places))
+        return Blocking(refusal, tuple(places))
 
     def step(
         self, taken: frozenset[Expression], last: Outcome, is_done: Callable[[Outcome], bool]

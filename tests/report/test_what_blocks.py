@@ -198,6 +198,20 @@ def test_what_a_loop_was_unrolled_for_is_named_alone(
         assert is_lowered(reported("\n".join(less), tmp_path / "less.py")) == (gone == named), (why, gone)
 
 
+@pytest.mark.parametrize("effect", ['print("expert", e)', "seen.append(len(token))", "seen.append(h.sum().item())"])
+def test_what_blocks_an_unrolled_loop_is_not_what_it_was_unrolled_for(effect: str, tmp_path: Path) -> None:
+    """Without that the loop would be one node, and as little an operator; with it, it is one without the other."""
+    blocks = "; h = h / (out.abs().sum() + 1)"
+    text = UNROLLED.format(
+        skip="if len(token) == 0: continue", rows="chosen", product="torch.relu(experts[e].up(x[token]))",
+        result="experts[e].down(h) * weight[token, None]", effect=effect + blocks,
+    )  # fmt: skip
+    (why,) = reported(text, tmp_path / "whole.py").stays.values()
+    assert [excerpt.expression for excerpt in why.excerpts] == ["h / (out.abs().sum() + 1)"] and why.all_of_it
+    assert "print" not in why.why and "list" not in why.why and "number" not in why.why
+    assert is_lowered(reported(text.replace(blocks, ""), tmp_path / "less.py"))
+
+
 def test_every_kind_of_loop_has_something_to_say(tmp_path: Path) -> None:
     """The text, the page and the data have it; and each time only what stands in the way."""
     for loop, written in LOOPS.items():
