@@ -71,7 +71,7 @@ class Attributes(Slots):
         key = (cls, name)
         if key not in self.looked_up:
             if issubclass(cls, SymbolicObject):
-                raise Break("tensor read as a number", f"{name} of a {cls.__name__} of the graph's", "it runs natively")
+                cls.refuse_as(name, cls.__name__)
             if (moving := self.of_classes.find(cls, name)) is not UNREAD:
                 self.heard(name, moving, cls)
                 return moving

@@ -15,7 +15,7 @@ from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
 # What only an object of ours, or a fake tensor, can have put into a message.
 OURS = re.compile(
-    r"TensorProxy|TensorMethod|UndefinedAfterLoop|FakeTensor|SymInt|SymFloat|SymBool|\bNumber\b|\bText\b|Absent|IndexList|moebius|\bmeta\b"
+    r"UndefinedAfterLoop|FakeTensor|SymInt|SymFloat|SymBool|Absent|moebius|\bmeta\b"
 )
 
 

@@ -253,10 +253,10 @@ class Containers(Sets):
         method = self.attributes.on_type(kind, "__setitem__")
         if self.by_own_method(method, "__setitem__", obj, key, value) is not ABSENT:
             return
+        if method is ABSENT:
+            raise TypeError(f"{type_name(type_of(obj))!r} object does not support item assignment")
         base = derived_from(kind, CONTAINERS)
         if base is None:
-            if method is ABSENT:
-                raise TypeError(f"{type_name(kind)!r} object does not support item assignment")
             raise Break("item of a C object is set", kind.__name__, "set it outside of the step")
         record = self.objects.record_of(obj)
         if base in DICTS and record is not None:
@@ -282,6 +282,8 @@ class Containers(Sets):
         if self.by_own_method(method, "__delitem__", obj, key) is not ABSENT:
             return
         base = derived_from(kind, CONTAINERS)
+        if base is not None and method is ABSENT:
+            raise TypeError(f"{type_name(kind)!r} object doesn't support item deletion")
         if base is None:
             raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
         record = self.objects.record_of(obj)

@@ -21,7 +21,7 @@ from .parts import Parts
 MOST = 16  # items; each is compared with each
 
 
-class OpenSet(SymbolicObject):
+class OpenSet(SymbolicObject, named="set"):
     """A set or frozenset of them. items: without those that are equal to an earlier one, as they came."""
 
     __slots__ = ("domain", "items", "kind")

@@ -23,7 +23,7 @@ from ..tensors.interfaces import TensorOperators
 from ..tensors.numbers import Numbers
 from ..values.formulas import AtSource, Formula
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, TensorProxy
+from ..values.values import ATOMS, OWN, Break, TensorProxy
 
 WRITING = frozenset(("write", "flush", "__getattribute__", "__getattr__"))  # what decides how it is written to
 BUFFERS = (io.BufferedWriter, io.BufferedRandom)
@@ -36,6 +36,9 @@ class Text(Number):
 
     __slots__ = ()
     __hash__ = Number.refuse  # else a dict or set of plain texts would not find it
+
+
+Text.__name__ = f"{OWN}str"
 
 
 class OperatorsWithNumbers(TensorOperators, Protocol):

@@ -200,7 +200,8 @@ CODES = (
     ),
     Code(
         25, "numpy", ("write into a numpy array's memory", "numpy*"),
-        "The array shares memory with what the step changes.", "Convert to a tensor before the step.",
+        "What is done with the array is none of torch's operators, or it shares memory with what the step changes.",
+        "Use torch's operators on the tensor, or convert the array to one before the step.",
     ),
     Code(
         26, "Classes that the step makes or changes",

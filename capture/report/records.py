@@ -133,7 +133,7 @@ class Recompile:
     def change(self) -> str:
         """``it % 4 == 0 was False, is True (it is 4)``, as the user's program names it."""
         if self.guard == "graph break" and self.new == "none":
-            return f"the graph break ({self.old}) is gone"
+            return f"the graph break ({self.old}) was not met again"
         if self.guard == "branch on data":
             return f"{self.guard}: the capture {self.old}, the data {self.new}"
         return as_written(f"{self.guard} was {self.old}, is {self.new}")

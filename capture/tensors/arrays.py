@@ -51,7 +51,7 @@ def numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-class ArrayNumber(SymbolicObject):
+class ArrayNumber(SymbolicObject, named="int64"):
     """A ``numpy.int64`` while tracing. value: the int. certain: whether it is one, whichever way a branch went (else
     it may be a Python int of the same value). bounded: whether it is far from what 64 bits hold.
     """
@@ -114,13 +114,15 @@ def is_array_method(name: str) -> bool:
     return type(getattr(numpy().ndarray, name, None)) is MethodDescriptorType and not name.startswith("__")
 
 
-class Array(SymbolicObject):
+class Array(SymbolicObject, named="ndarray"):
     """A ``numpy.ndarray`` while tracing, which shares the memory of ``proxy``. Only of int64 its numbers are followed
     as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether no tensor of the program's
     lies in that memory, so that it can be an array's own. origin: a function of numpy's and what it was given, an array
     of which this one is a view."""
 
     __slots__ = ("__weakref__", "alone", "arrays", "bins", "domain", "numbers", "origin", "proxy", "version")
+    reason = "numpy array that the graph makes"
+    hint = "use torch's operators on the tensor, or .tolist() for plain numbers"
 
     def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False, origin: Origin | None = None):
         self.arrays, self.domain, self.proxy, self.alone = arrays, arrays.domain, proxy, alone

@@ -16,7 +16,7 @@ METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 DATA = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
-class NumberMethod(SymbolicObject):
+class NumberMethod(SymbolicObject, named="builtin_function_or_method"):
     """``number.name``, not yet called. function: of the number's type, in C."""
 
     __slots__ = ("function", "kind", "number", "numbers")

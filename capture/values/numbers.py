@@ -26,7 +26,7 @@ from moebius.lowering.step import draw, draw_array, draw_below, draw_numpy
 from ..guards.sources import Source
 from .formulas import AtSource, Formula
 from .numpy_numbers import NUMPY_NUMBERS
-from .values import Break, RuntimeNumber
+from .values import OWN, Break, RuntimeNumber
 
 PLAIN_NUMBERS = (int, float, bool)
 NUMBERS = (*PLAIN_NUMBERS, complex)
@@ -104,6 +104,9 @@ class Number(RuntimeNumber):
     __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = __eq__ = __ne__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __str__ = __format__ = refuse
     __hash__ = object.__hash__
+
+
+Number.__name__ = f"{OWN}number"
 
 
 def is_open(operand: Any) -> bool:

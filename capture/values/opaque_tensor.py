@@ -13,7 +13,7 @@ class UnfollowedTensor(Break):
     """A tensor of a kind that tracing does not follow was met, or tensors in something that does not let it."""
 
 
-class OpaqueTensor(SymbolicObject):
+class OpaqueTensor(SymbolicObject, named="Tensor"):
     """Stands for such a tensor, which the frame may hold and pass on. What is done with it is a graph break; where the
     root frame does it, each operation would be one more, and the whole frame runs natively."""
 

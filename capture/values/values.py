@@ -74,6 +74,11 @@ IDENTITIES = (
 TRACING = threading.local()
 
 
+# How the names of classes begin that stand, while tracing, for an object of another type. An error of C code that has
+# one in its words is of tracing; a graph break says what is behind it.
+OWN = "moebius "
+
+
 class Break(Signal):
     """Tracing cannot go on here: the frame is split at this instruction.
 
@@ -83,7 +88,8 @@ class Break(Signal):
 
     def __init__(self, reason: str, detail: str = "", hint: str = "", in_each_iteration: str = ""):
         super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail, self.hint, self.in_each_iteration = reason, detail, hint, in_each_iteration
+        self.reason, self.detail = reason, detail.replace(OWN, "")
+        self.hint, self.in_each_iteration = hint, in_each_iteration
         locate = getattr(TRACING, "where", None)
         self.places: tuple | None = locate() if locate is not None else None
         self.frame: Any = TRACING.frame() if locate is not None else None  # the innermost one
@@ -214,6 +220,9 @@ class TensorMethod:
         self.proxy, self.name = proxy, name
 
 
+TensorProxy.__name__, TensorMethod.__name__ = f"{OWN}Tensor", f"{OWN}builtin_function_or_method"
+
+
 class RuntimeNumber:
     """A Python number that the graph computes (``numbers.Number``)."""
 
@@ -232,9 +241,16 @@ class RuntimeNumber:
 
 class SymbolicObject:
     """What stands, while tracing, for an object of another type that only the running step has (a numpy array of a
-    tensor's). What a program does with it is a graph break, where a subclass says nothing else."""
+    tensor's). What a program does with it is a graph break, where a subclass says nothing else.
+    reason, hint: of that break."""
 
     __slots__ = ()
+    reason = "tensor read as a number"
+    hint = "use the tensor itself, or .tolist() for plain numbers"
+
+    def __init_subclass__(cls, named: str = "object") -> None:
+        kind = cls.__dict__.get("kind")
+        cls.__name__ = OWN + (kind.__name__ if type(kind) is type else named)
 
     @property
     def kind(self) -> type:
@@ -247,11 +263,13 @@ class SymbolicObject:
         return self.kind.__name__
 
     def refuse(self, what: str) -> NoReturn:
-        raise Break(
-            "tensor read as a number",
-            f"{what} of a {self.described} that the graph makes",
-            "use the tensor itself, or .tolist() for plain numbers",
-        )
+        self.refuse_as(what, self.described)
+
+    @classmethod
+    def refuse_as(cls, what: str, described: str) -> NoReturn:
+        described = described.removeprefix(OWN)
+        article = "an" if described.startswith(("i", "o", "nd")) else "a"
+        raise Break(cls.reason, f"{what} of {article} {described} that the graph makes", cls.hint)
 
     def attribute(self, name: str) -> Any:
         """``value.name``."""

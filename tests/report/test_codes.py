@@ -73,7 +73,7 @@ def reasons() -> Iterator[tuple[str, str]]:
             if name in CARRIED:
                 continue
             known = texts(first) or (
-                of_classes(name[5:]) if name.startswith("self.")
+                of_classes(name.partition(".")[2]) if name.startswith(("self.", "cls."))
                 else constants(name, path) or of_callers(name, path)
             )  # fmt: skip
             assert known, (place, ast.unparse(node))

@@ -164,7 +164,7 @@ def test_a_recursion_in_a_call_stack_is_one_line(report: Report) -> None:
 
 def test_what_a_reader_is_told_of_breaks_that_go_and_of_guards(report: Report) -> None:
     gone = Recompile("graph break", "method in C", "none", "train.py", 3)
-    assert gone.change == "the graph break (method in C) is gone"
+    assert gone.change == "the graph break (method in C) was not met again"
     assert Recompile("k", "1", "9", "train.py", 3).change == "k was 1, is 9"
     branch = Recompile("branch on data", "goes False", "True", "train.py", 3)
     assert branch.change == "branch on data: the capture goes False, the data True"
