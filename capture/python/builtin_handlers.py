@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import json
+import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from .parts import CallParts
 from .substitutes import largest, smallest
 
 FLOATING = (float, complex, torch.SymFloat)
+ABSTRACT_CHECKS = {name: vars(abc.ABCMeta)[name] for name in ("__instancecheck__", "__subclasscheck__")}
 
 
 def is_added_in_c(kind: type) -> bool:
@@ -118,7 +120,7 @@ class BuiltinHandlers(CallParts):
     def is_of_type(self, value: Any, cls: type) -> bool:
         """``isinstance`` of a value whose ``__class__`` is asked of Python code: by ``object_isinstance``
         (Objects/abstract.c) where its type does not decide, by an abstract class (Modules/_abc.c) always."""
-        abstract = type(cls) is abc.ABCMeta
+        abstract = self.is_abstract(cls)
         if not abstract and type.__subclasscheck__(cls, type(value)):
             return True
         claimed = self.domain.get_attr(value, "__class__")
@@ -128,8 +130,16 @@ class BuiltinHandlers(CallParts):
 
     def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
         """Whether a metaclass of the user's says what is an instance; not ``trusting``: any but an abstract class's."""
-        known = not natives.asks_metaclass(cls) if trusting else type(cls) is abc.ABCMeta
+        known = self.is_abstract(cls) or (trusting and not natives.asks_metaclass(cls))
         return is_kind(check, types.FunctionType) and not known
+
+    def is_abstract(self, cls: Any) -> bool:
+        """Whether ABCMeta answers for the class, as it is or below a metaclass that leaves its two checks alone."""
+        if not is_kind(cls, abc.ABCMeta):
+            return False
+        return type(cls) is abc.ABCMeta or all(
+            self.attributes.on_type(type(cls), name) is check for name, check in ABSTRACT_CHECKS.items()
+        )
 
     def own_check(self, cls: Any, name: str) -> Any:
         """What a class has to answer ``isinstance`` or ``issubclass`` of it with, None if nothing."""
@@ -369,7 +379,7 @@ class BuiltinHandlers(CallParts):
         if type(values) is TensorRows and values.numbers:  # a set that tolist() sorted
             return values
         items = self.listed(values)
-        keys = [self.call(key, [v], {}) for v in items] if key is not None else items
+        keys = leading([self.call(key, [v], {}) for v in items] if key is not None else items)
         if any(map(is_open_key, keys)) and all(map(self.compares_in_c, keys)):
             keys = [Ordered(self.domain, k) for k in keys]  # C asks of each pair which is the less, and nothing else
         else:
@@ -379,6 +389,13 @@ class BuiltinHandlers(CallParts):
                 raise Break("sorting values that are not plain", kinds, "sort plain keys")
         order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
         return self.objects.made([items[i] for i in order])
+
+    def pickled(self, value: Any, protocol: Any = None) -> Any:
+        """What tells apart the arguments of a cached method."""
+        if type(protocol) not in (int, type(None)) or not natives.pickles_alike(value, self.known, set()):
+            detail = f"pickle.dumps() of a {type_of(value).__name__}"
+            raise Break("call into C", detail, "pickle it outside of the step")
+        return pickle.dumps(value, protocol)
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:  # a text and a base: of a number Python's own error
@@ -519,6 +536,19 @@ class BuiltinHandlers(CallParts):
 def is_open_key(key: Any) -> bool:
     """Whether C sorts by a number that varies, or by a tuple with one."""
     return any(map(is_open_key, key)) if type(key) is tuple else type(key) in (Number, *SYMBOLIC)
+
+
+def leading(keys: Sequence[Any]) -> Sequence[Any]:
+    """Of tuples, what C looks at to tell any two apart: ``sorted(d.items())`` asks the values nothing. The keys
+    themselves where that is not all plain."""
+    if all(type(key) is tuple for key in keys):
+        for n in range(1, min(map(len, keys), default=0) + 1):
+            shorter = [key[:n] for key in keys]
+            if not all(type(key[-1]) in ATOMS for key in shorter):
+                break
+            if len(set(shorter)) == len(keys):
+                return shorter
+    return keys
 
 
 class Ordered:

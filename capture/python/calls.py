@@ -7,6 +7,7 @@ import collections
 import copyreg
 import functools
 import itertools
+import pickle
 import sys
 import types
 import warnings
@@ -131,6 +132,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             repr: domain.repr_of,
             ascii: self.to_ascii,
             sorted: self.sort,
+            pickle.dumps: self.pickled,
             max: self.extreme(max),
             min: self.extreme(min),
             **quantifiers(domain),

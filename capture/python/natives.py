@@ -157,6 +157,19 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
     return all(is_plain(v, known) for v in value)
 
 
+def pickles_alike(value: Any, known: Callable[[Any], bool], texts: set[str]) -> bool:
+    """Whether equal values have equal pickles: numbers, and containers of them that the step made. A text that comes
+    twice is written once where both are one object, so each is to be another. texts: those met so far."""
+    kind = type(value)
+    if kind is str:
+        new = value not in texts
+        texts.add(value)
+        return new
+    if kind in (list, dict) and not known(value):
+        return all(pickles_alike(v, known, texts) for v in (value if kind is list else (*value, *value.values())))
+    return kind in (type(None), bool, int, float)
+
+
 def asks_metaclass(cls: Any) -> bool:
     """Whether a metaclass of the user's may answer for the class what is asked of objects: its truth, hash, text."""
     return type(cls) is not type and type(cls).__module__ not in TRUSTED_METACLASSES
