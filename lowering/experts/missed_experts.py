@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.kernels import experts
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
 from moebius.lowering.experts.unrolled_loops import PLACES, added_rows, chased, is_branch
 from moebius.lowering.operators import (
@@ -36,7 +37,7 @@ from moebius.lowering.operators import (
     target_name,
 )
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import certain, reaches, same_shape, shape_of, tensor_of
+from moebius.lowering.values import certain, computed_of, reaches, same_shape, shape_of, tensor_of
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 OTHER_PRODUCTS = CONVOLUTIONS | {torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"}
@@ -87,6 +88,13 @@ def missed_experts(graph: fx.Graph) -> list[MissedExperts]:
     return found + list(behind_branches(graph))
 
 
+def products_behind(anchor: fx.Node) -> set[fx.Node]:
+    """The products, loops and branches that what a sum adds is computed of."""
+    adds = added_rows(anchor) or anchor
+    beside = [adds] if is_branch(adds) else [one for one in adds.all_input_nodes if one is not adds.args[0]]
+    return {node for node in computed_of(beside) if is_product(node) or call_name(node) == "expert_loop"}
+
+
 def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
     """missed_experts(), or nothing where it fails: the report says that."""
     try:
@@ -107,7 +115,7 @@ def behind_branches(graph: fx.Graph) -> Iterator[MissedExperts]:
     for node in graph.nodes:
         if is_branch(node):
             inside = [inner for inner in loop_body(node).graph.nodes if inner.op not in ("placeholder", "output")]
-            if any(map(is_product, inside)):
+            if any(map(is_product, inside)) and not any(inner.target is experts for inner in inside):
                 lines.setdefault(tuple(inner.meta.get("where") for inner in inside), []).append(node)
     for nodes in lines.values():
         own = [frozenset(outer for _, outer in weights_inside(node)) for node in nodes]

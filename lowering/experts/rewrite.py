@@ -48,8 +48,10 @@ from moebius.lowering.experts.missed_experts import (
     find_overlooked,
     is_weight,
     missed_experts,
+    products_behind,
     root_of,
 )
+from moebius.lowering.experts.nested import replace_nested
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
@@ -163,6 +165,8 @@ def replace_all(work: Work) -> None:
     report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
     if takes_rows(work):
         replace_meeting(work, failed)
+    if takes_blocks(work):
+        replace_nested(work, replace_all)
     report_overlooked(work, reported)
 
 
@@ -536,14 +540,6 @@ def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
     adds = added_rows(node) or node
     beside = {one for one in adds.all_input_nodes if one is not adds.args[0]}  # the sum so far
     return reaches(beside or set(adds.all_input_nodes), wanted, least, itself=True)
-
-
-def products_behind(anchor: fx.Node) -> set[fx.Node]:
-    """What a sum adds is computed of these products, or of loops and branches."""
-    adds = added_rows(anchor) or anchor
-    beside = [adds] if is_branch(adds) else [one for one in adds.all_input_nodes if one is not adds.args[0]]
-    calls = ((node, read_call(node)) for node in computed_of(beside))
-    return {node for node, call in calls if call is not None and call.name in MAKE_ROWS}
 
 
 def replace_iterations(work: Work) -> list[Failed]:

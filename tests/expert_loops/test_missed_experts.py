@@ -300,9 +300,10 @@ def step(x, moe):
         token = torch.where(index == e)[0]
         if len(token) == 0:
             continue
-        rows = x[token]
+        first, act, last = moe.mlps[e].net
+        rows = act(first(x[token]))
         {line}
-        out.index_add_(0, token, moe.mlps[e](rows))
+        out.index_add_(0, token, last(rows))
     return out
 """
 
