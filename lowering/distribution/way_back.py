@@ -18,6 +18,7 @@ from moebius.lowering.aliasing import Storage, nodes_in
 from moebius.lowering.experts.blocks import is_number, without_history
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import either, is_backward
+from moebius.lowering.step.checkpoint import calls_in
 from moebius.lowering.values import computed_of, is_floating, put_before
 
 CONDITIONAL = frozenset({expert_loop, either})  # data say which of its operands a value comes of
@@ -52,9 +53,9 @@ def coming_of(value: Tensor, *leads: Tensor) -> Tensor:
 class WaysBack:
     """The exchanges that backward of a graph's values passes by on some ranks. To be made before they are written.
 
-    starts: by who sends a value, runs its backward or gives it out: the value, and the regions that are to be
-    exchanges. alone: regions that are to be none: memory that was there before the graph is written with what comes of
-    them, and nobody knows where backward of that begins.
+    starts: by who sends a value, takes it for a call that runs again, runs its backward or gives it out: the value, and
+    the regions that are to be exchanges. alone: regions that are to be none: memory that was there before the graph is
+    written with what comes of them, and nobody knows where backward of that begins.
     """
 
     def __init__(self, graph: fx.Graph, regions: Sequence[fx.Node]):
@@ -68,17 +69,22 @@ class WaysBack:
         for writer, targets in storage.writers.items():
             if writer not in self.unrecorded and not is_backward(writer) and any(map(self.is_outside, targets)):
                 self.alone |= self.passed_by([writer], writer)
-        freed = set(self.alone)
-        for end in [node for node in graph.nodes if node in regions or is_backward(node) or node.op == "output"]:
-            values = nodes_in(end.args[:1]) if end not in regions else end.all_input_nodes
+        freed, self.calls = set(self.alone), calls_in(graph)
+        within = {region: next((begin for begin in self.calls(region) if begin.args[1]), None) for region in regions}
+        for end in [node for node in graph.nodes if self.is_start(node) or node in within.values()]:
+            values = nodes_in(end.args[:1]) if is_backward(end) else end.all_input_nodes
+            outer = within.get(end)  # what a reentrant call runs again goes back to what it was given, and stops there
             for value in filter(is_floating, values):
-                passed = self.passed_by([value], end) - freed
+                passed = {one for one in self.passed_by([value], end) - freed if outer is None or outer < one}
                 if passed and end.op == "output" and self.is_outside(value):
                     self.alone |= passed
                 elif passed:
                     self.starts[end].append((value, sorted(passed)))
             if is_backward(end) and not end.kwargs.get("retain_graph"):
                 freed |= self.reached(values, end)
+
+    def is_start(self, node: fx.Node) -> bool:
+        return node in self.regions or is_backward(node) or node.op == "output"
 
     def is_outside(self, node: fx.Node) -> bool:
         return is_floating(node) and not self.storage.is_fresh(node)
@@ -104,4 +110,6 @@ class WaysBack:
                 out = returned[region]
                 self.leads[region] = put_before(out.next, lead_to, (out,), out, None)
             leads = map(self.leads.__getitem__, passed)
-            end.replace_input_with(value, put_before(end, coming_of, (value, *leads), value, value.meta.get("val")))
+            led = put_before(end, coming_of, (value, *leads), value, value.meta.get("val"))
+            for user in [user for user in value.users if user is end or end in self.calls(user)]:
+                user.replace_input_with(value, led)

@@ -27,6 +27,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.lowering.experts.rows_written import KERNEL
 
+EVERY = {**SPELLINGS, **MODULES}
 SEEDS = range(4)
 UNSEEN = "no experts were found"
 PUBLIC = "\n## Layers of public repositories\n"  # what the page says from there on is not made here
@@ -72,7 +73,7 @@ class Runner:
 
     def __init__(self, name: str, backend: str = "moebius"):
         self.name, self.with_modules = name, name in MODULES
-        self.spelling = (MODULES if self.with_modules else SPELLINGS)[name]
+        self.spelling = EVERY[name]
         self.function: Callable = self.spelling.function
         self.captured = capture(self.function, backend=backend)
         self.layers = (layer(), layer()) if self.with_modules else ()
@@ -180,7 +181,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     outcomes = []
-    for name in given.names or [*SPELLINGS, *MODULES]:
+    for name in given.names or EVERY:
         outcomes.append(measure(name))
         done = outcomes[-1]
         equal = "; ".join(done.faults[:3]) or "equal"

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from module_spellings import MODULES
-from spellings import BROKEN, SPELLINGS
-from table import PUBLIC, SEEDS, Runner, tensors
+from spellings import BROKEN
+from table import EVERY, PUBLIC, SEEDS, Runner, tensors
 
 from moebius import capture, stats
-
-EVERY = {**SPELLINGS, **MODULES}
 
 
 @pytest.mark.share(10)
