@@ -33,6 +33,8 @@ from moebius.lowering.distribution.torch_private import (
     backward_number,
     by_rank,
     fully_sharded,
+    reduces_in_its_own_way,
+    stand_aside,
     surround_backward,
     tree_leaves,
 )
@@ -274,6 +276,7 @@ def to_its_end() -> Iterator[None]:
 
 REDUCERS: dict[tuple[Any, int], Reducer] = {}
 MODULES: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that a mesh has met
+ASIDE: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # whose gradients a mesh averages
 FSDP_MODULES: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # that a mesh has met
 FSDP_PARAMETERS: dict[int, weakref.ref[torch.Tensor]] = {}  # of those, by id
 PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
@@ -288,16 +291,14 @@ def average_gradients(
     again is free. Collective where any is new. program: what has to be alike on all ranks then (program.py).
 
     Raises RanksDisagreeError where the program differs, DistributionError for what reduces its gradients itself
-    (DistributedDataParallel, DTensor) or over other ranks (FSDP2).
+    (DTensor), in a way of its own or over other ranks (DistributedDataParallel, FSDP2).
     """
     modules = list(modules)
     axis = plan.axis_index(mesh)
     inner = [inner for outer in modules for inner in outer.modules()]
-    if any(isinstance(module, DistributedDataParallel) for module in inner):
-        raise DistributionError(
-            "mesh=... averages gradients as DistributedDataParallel does, which would do so too: do not wrap the "
-            "model, or pass what is wrapped (its .module); no_sync() is not needed"
-        )
+    for module in inner:
+        if isinstance(module, DistributedDataParallel) and module not in ASIDE:
+            take_over(module, mesh)
     found = [*(p for module in modules for p in module.parameters()), *tensors]
     MODULES.update(inner)
     leave_to_fsdp(inner, mesh)
@@ -323,6 +324,19 @@ def average_gradients(
         same_program(mesh, program())
     if reducer.watch(mine, buffers, names):
         share_state(optimizers, mesh)
+
+
+def take_over(module: DistributedDataParallel, mesh: Any) -> None:
+    """From now on the mesh averages the gradients of what DistributedDataParallel wraps, and that no more. Raises
+    DistributionError where it would do so in another way."""
+    ranks, own = set(dist.get_process_group_ranks(module.process_group)), reduces_in_its_own_way(module)
+    if own or ranks != set(mesh.mesh.flatten().tolist()):
+        raise DistributionError(
+            f"DistributedDataParallel averages {own or f'over the ranks {sorted(ranks)}'}, and mesh=... averages "
+            f"plainly, over all of its ranks: do not wrap the model, or pass what is wrapped (its .module)"
+        )
+    stand_aside(module)
+    ASIDE.add(module)
 
 
 def leave_to_fsdp(modules: Iterable[torch.nn.Module], mesh: Any) -> None:

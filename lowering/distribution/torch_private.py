@@ -147,6 +147,27 @@ def stage_within(kind: type[torch.Tensor], inner: Callable[[Any], torch.Tensor])
     stager._offload_tensor = staged
 
 
+class Nobody:
+    """In the place of what DistributedDataParallel asks to reduce gradients, and to log that: does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def stand_aside(module: Any) -> None:
+    """From now on a DistributedDataParallel calls what it wraps, and no more; it holds no parameter by itself."""
+    module.reducer._remove_autograd_hooks()
+    module.reducer = module.logger = Nobody()
+    module._use_python_reducer = True  # what its forward asks before it asks the reducer
+
+
+def reduces_in_its_own_way(module: Any) -> str:
+    """What a DistributedDataParallel does beside averaging all gradients, in words."""
+    asked = {"by a communication hook": module._comm_hooks, "in mixed precision": module.mixed_precision,
+             "later, with delay_all_reduce_named_params": module._delay_all_reduce_params}  # fmt: skip
+    return next((words for words, found in asked.items() if found), "")
+
+
 def fully_sharded(module: Any) -> tuple[list[torch.Tensor], set[int]]:
     """Parameters that FSDP2 reduces for a module that it wraps, split and as forward sees them; over which ranks."""
     group = module._get_fsdp_state()._fsdp_param_group

@@ -2,6 +2,7 @@
 one error on all ranks that says what to write."""
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -136,35 +137,79 @@ class Slots:
     __slots__ = ("model",)
 
 
-def step_of_slots(held, x):
-    held.model(x).square().mean().backward()
+def step_of_slots(held, optimizer, x, scaler):
+    optimizer.zero_grad()
+    loss = held.model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-def refuse(what):
+def without_sync(model, optimizer, x, scaler):
+    """DDP's own way to accumulate."""
+    optimizer.zero_grad()
+    together = 0
+    for half in range(2):
+        no_sync = getattr(model, "no_sync", contextlib.nullcontext) if half == 0 else contextlib.nullcontext
+        with no_sync():
+            loss = model(x[half::2]).square().mean() / 2
+            loss.backward()
+        together = together + loss.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return together
+
+
+WRAPPED = {"in_slots": step, **{way.__name__: way for way in (step, scaled, in_a_generator, without_sync)}}
+
+
+def train_wrapped(way, sizes, parts):
+    """The model in DDP, or each of its layers (parts)."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "ep")[-len(sizes):])
+    (model, optimizer), (plain, whole_run) = build(), build()
+    wrapped = nn.Sequential(*(DistributedDataParallel(one) if [*one.parameters()] else one for one in model)) \
+        if parts else DistributedDataParallel(model)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) for _ in range(2)]
+    run, held = capture(step_of_slots if way == "in_slots" else WRAPPED[way], mesh=mesh), wrapped
+    if way == "in_slots":
+        held = Slots()
+        held.model = wrapped
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        x = torch.randn(16, D, generator=generator, dtype=torch.float64)
+        loss = run(held, optimizer, x.chunk(ranks)[rank], scalers[0])
+        expected = WRAPPED[way](plain, whole_run, x, scalers[1])
+        dist.all_reduce(loss)
+        same(loss / ranks, expected)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        same(mine, theirs)
+        for name, value in whole_run.state[theirs].items():
+            same(optimizer.state[mine][name], value)
+    return [isinstance(expert, Sharded) for expert in experts_of(model)]
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("way, sizes, parts", [
+    *((way, (2,), False) for way in WRAPPED), ("step", (2,), True), ("without_sync", (2, 2), False),
+])
+def test_ddp_around_the_model_is_one_process(on_new_ranks, way, sizes, parts):
+    for placed in on_new_ranks(torch.Size(sizes).numel(), train_wrapped, way, sizes, parts):
+        assert way == "in_a_generator" or all(placed)  # (what only a generator reaches stays whole)
+
+
+def refuse():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
     model, optimizer = build()
-    x = torch.randn(4, D, dtype=torch.float64)
-    if what == "tensor parallel":
-        parallelize_module(model, mesh, {"3": ColwiseParallel()})
-    wrapped = DistributedDataParallel(model) if what != "tensor parallel" else model
+    parallelize_module(model, mesh, {"3": ColwiseParallel()})
     with pytest.raises((MeshError, DistributionError)) as raised:
-        if what == "in slots":
-            held = Slots()
-            held.model = wrapped
-            capture(step_of_slots, mesh=mesh)(held, x)
-        else:
-            capture(step, mesh=mesh)(wrapped, optimizer, x, None)
+        capture(step, mesh=mesh)(model, optimizer, torch.randn(4, D, dtype=torch.float64), None)
     return str(raised.value)
 
 
-REFUSED = {"DDP": "do not wrap the model", "in slots": "do not wrap the model",
-           "tensor parallel": "leave out the plan for tensor parallelism"}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_is_refused_with_what_to_write(on_new_ranks, what):
-    for text in on_new_ranks(2, refuse, what):
-        assert REFUSED[what] in text
+def test_tensor_parallel_is_refused_with_what_to_write(on_new_ranks):
+    for text in on_new_ranks(2, refuse):
+        assert "leave out the plan for tensor parallelism" in text
 
 
 def train_what_ddp_wraps(around):

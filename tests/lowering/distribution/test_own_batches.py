@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from rank_layers import Experts
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -289,8 +290,10 @@ def refuse(what):
             capture(unequal_gradients, mesh=mesh)(x, model)
         elif what == "plain tensor":
             capture(with_plain_tensors, mesh=mesh)(x, torch.randn(D, 2, dtype=torch.float64, requires_grad=True))
-        elif what == "DistributedDataParallel":
-            capture(once, mesh=mesh)(nn.parallel.DistributedDataParallel(model), None, [])
+        elif what == "a communication hook":
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            wrapped.register_comm_hook(None, allreduce_hook)
+            capture(once, mesh=mesh)(wrapped, None, [])
         elif what == "another model on each rank":
             model = nn.Linear(D, 2 + dist.get_rank())
             capture(with_a_model, mesh=mesh)(model, x)
@@ -319,7 +322,7 @@ def twice(model, x):
 
 REFUSED = {
     "autograd.grad": "loss alone", "plain tensor": "no torch.nn.Parameter",
-    "DistributedDataParallel": "do not wrap the model",
+    "a communication hook": "do not wrap the model",
     "another model on each rank": "same model on every rank", "sparse": "sparse=False",
     "create_graph": "create_graph=True", "optimizer in backward": "step after backward()",
 }
