@@ -26,7 +26,6 @@ from ..values.values import SYMBOLIC, SymbolicObject, TensorProxy
 from . import natives
 from .parts import Parts
 
-
 NOT_ASKED = (*SYMBOLIC, SymbolicObject, TensorProxy, torch.Tensor)  # their stand-ins are told apart, or refused as keys
 
 

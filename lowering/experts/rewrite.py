@@ -24,6 +24,7 @@ from moebius.lowering.experts import (
     slots,
     weight_concat,
 )
+from moebius.lowering.experts.anchors import adds_rows, leads_to, without_identities
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_iterations import Batched
 from moebius.lowering.experts.blocks import RowsOf, all_are_read, build_blocks, expert_rows, runs
@@ -63,18 +64,16 @@ from moebius.lowering.experts.unrolled_loops import (
     Differ,
     NoExperts,
     Unrolled,
-    added_rows,
     build_loop,
     groups,
     is_branch,
-    place_of,
     remove,
 )
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.experts.written_out import write_out
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
-from moebius.lowering.operators import PRODUCTS, read_call, target_name
-from moebius.lowering.values import computed_of, erase_new, reaches, refuse, shape_of, tensor_of, users_line, where_of
+from moebius.lowering.operators import target_name
+from moebius.lowering.values import erase_new, refuse, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -87,8 +86,6 @@ CONTRACT = Contract(
 )
 
 
-MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
-INPUTS = ("placeholder", "get_attr")
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = {"expert function", "same input", "whole weights", "sizes", "one precision", "a weight's factor"}
 
@@ -535,13 +532,6 @@ class Failed:
         return all(leads_to(anchor, wanted, least) for anchor in self.anchors)
 
 
-def leads_to(node: fx.Node, wanted: set[fx.Node], least: fx.Node) -> bool:
-    """Whether a node is computed of one of these. least: the first of them in the graph."""
-    adds = added_rows(node) or node
-    beside = {one for one in adds.all_input_nodes if one is not adds.args[0]}  # the sum so far
-    return reaches(beside or set(adds.all_input_nodes), wanted, least, itself=True)
-
-
 def replace_iterations(work: Work) -> list[Failed]:
     """The same for iterations that stand one after another: all of them as one loop, or as loops of equal length.
     Returns those that it could not replace."""
@@ -562,34 +552,6 @@ def replace_iterations(work: Work) -> list[Failed]:
             work.regions.append(worst)
             failed.append(Failed(worst, anchors))
     return failed
-
-
-def without_identities(anchors: list[fx.Node]) -> list[fx.Node]:
-    """The first iterations, where the last ones add the tokens themselves (zero-computation experts): these stay."""
-    count = len(anchors)
-    while count and not projects(anchors[count - 1], anchors[count - 2] if count > 1 else None):
-        count -= 1
-    return anchors[:count] if count > 1 else anchors
-
-
-def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
-    """Whether what is added comes of a product with a weight in the iteration itself, which begins after ``before``."""
-    place = place_of(anchor)
-    if place is None or before is None:
-        return True
-
-    def is_own(node: fx.Node) -> bool:
-        return node.graph is not anchor.graph or before < node
-
-    starts = [n for n in place.inner.all_input_nodes if n is not place.inner.args[0]]
-    own = [n for n in computed_of(starts, lambda n: n.all_input_nodes if is_own(n) else ()) if is_own(n)]
-    return any(call.name in MAKE_ROWS if (call := read_call(n)) is not None else n.op not in INPUTS for n in own)
-
-
-def adds_rows(anchor: fx.Node) -> bool:
-    """Whether what it adds to has features: counts of tokens and losses have none."""
-    shape = None if (place := place_of(anchor)) is None else shape_of(place.base)
-    return shape is None or len(shape) > 1
 
 
 def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:
