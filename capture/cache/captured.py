@@ -64,6 +64,7 @@ from .expert_placement import MeshCalls, Placement, average_what_it_met, average
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile, warn
 from .misses import RARE, leave_backward_outside, listen
+from .patience import Patience
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
 from .short_lived import ShortLived, called_on
@@ -114,9 +115,8 @@ class Captured:
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
-        self.looks, self.short_lived = 0, ShortLived()
+        self.looks, self.short_lived, self.patience = 0, ShortLived(), Patience()
         self.races = 0  # captures that another thread has spoiled
-        self.superseded = 0  # captures that went as another object stands in the place of theirs
         self.stale_captures, self.varying = StaleCapture(), Varying()
         self.mesh_calls: MeshCalls = MeshCalls.begin(function, options) if parent is None else parent.mesh_calls
         self.entry = Entry(function, self.cold, around=surround(function, self.mesh_calls, options)) \
@@ -439,7 +439,6 @@ class Captured:
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
-
         run: Any = functools.partial(call_hooked_for, self.serial, self, callee)
         if isinstance(callee, types.FunctionType | types.MethodType):  # errors of the call name what the user called
             functools.update_wrapper(run, callee, ("__module__", "__name__", "__qualname__"), ())
@@ -462,7 +461,8 @@ class Captured:
             others = [(each, hits.get(each.guards.program, 0)) for each in self.segments if each not in alike]
             for segment in self.short_lived.idle(others, self.call_number):
                 self.forget(segment)
-        failed = failures(alike, args, kwargs)
+        failed, told_before = failures(alike, args, kwargs), len(self.recompiles)
+        known = self.assumptions.amount(), len(self.segments)
         if failed:
             said = told(failed, self.function.__code__, args, kwargs)
             self.recompiles.append(why := Recompile(*said, self.call_number))
@@ -473,7 +473,7 @@ class Captured:
                 continue
             opened = open_place(self.assumptions, fact, segment.guards, args, kwargs)
             served = self.entry.hits - segment.hits_before >= RARE
-            goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.may_go(segment)
+            goes = (self.stale_captures.goes(fact, args, kwargs) or opened) and self.stale_captures.may_go(served)
             if segment is alike[-1] and not (goes and served):
                 hint, facts = hint_of(fact, self.function.__code__, args, kwargs), segment.guards.facts
                 tell(self, self.varying.learn(self.assumptions, fact, hint, served, args, kwargs, facts))
@@ -489,14 +489,13 @@ class Captured:
                 return True
             self.give_up(f"captured {len(self.segments)} times", latest)
             return False
-        return True
-
-    def may_go(self, segment: Segment) -> bool:
-        """Whether a capture goes as another object stands in the place of its one: a few times, where each served few
-        calls; a helper that is made anew in each epoch is another matter."""
-        if self.entry.hits - segment.hits_before < RARE:
-            self.superseded += 1
-        return self.superseded <= MAX_SEGMENTS
+        learnt = known != (self.assumptions.amount(), len(self.segments))
+        if self.root or self.patience.lasts(alike, self.entry, learnt, self.call_number):
+            return True
+        if self.patience.looks > MAX_SEGMENTS:
+            self.give_up(f"captured {len(alike)} times, which served little,", latest_reason(self.recompiles)[1])
+        del self.recompiles[told_before:]  # (nothing is captured)
+        return False
 
     def give_up(self, what: str, hint: str) -> None:
         """Capture no more, and say so."""
@@ -574,7 +573,7 @@ class Captured:
         self.deferred_state = DeferredState([])
         self.assumptions.forget()
         self.misses.clear()
-        self.given_up, self.short_lived, self.races, self.superseded = "", ShortLived(), 0, 0
+        self.given_up, self.short_lived, self.races, self.patience = "", ShortLived(), 0, Patience()
         self.stale_captures, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 
 

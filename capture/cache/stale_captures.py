@@ -19,20 +19,28 @@ from ..hook import ABSENT
 from ..values.values import ATOMS
 from .generalize_guards import met, record_name
 
+MAX_FEW = 16
 Change = tuple[str, Any, Any]  # a place, what it held, what it holds: ABSENT for nothing
 
 
 class StaleCapture:
     """Of one captured callable. gone: objects whose captures went. in_iterations: names of places where one came
-    back."""
+    back. few: captures that went after few calls."""
 
     def __init__(self) -> None:
+        self.few = 0
         self.gone: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.in_iterations: set[str] = set()
 
     def goes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether what was captured goes, whose guard this is that does not hold."""
         return any([self.is_replaced(*change) for change in changes(fact, args, kwargs)])
+
+    def may_go(self, served: bool) -> bool:
+        """Whether a capture goes as another object stands in the place of its one: a few times, where each served few
+        calls; a helper that is made anew in each epoch is another matter."""
+        self.few += not served
+        return self.few <= MAX_FEW
 
     def is_replaced(self, place: str, then: Any, now: Any) -> bool:
         """Whether one object took another one's place, and not for the while."""

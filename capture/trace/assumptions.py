@@ -184,6 +184,11 @@ class Assumptions:
         self.symbolic_places |= varying
         self.follows_data = on_data
 
+    def amount(self) -> int:
+        """How much is known: it is more after anything was learnt."""
+        axes = (*self.dynamic_dims.values(), *self.thin.values())
+        return sum(len(held) for held in (*vars(self).values(), *axes) if is_kind(held, set | dict))
+
     def open_places(self) -> OpenPlaces:
         """Places of numbers and texts that are no constants."""
         return OpenPlaces(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
