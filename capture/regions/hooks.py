@@ -158,10 +158,12 @@ class GradientHooks(SubgraphTracer):
         if entry.changed:
             raise Break(REASON, "its tensor was changed in place afterwards", self.hint)
 
-    def none_waits(self, what: str) -> None:
-        """A graph break if there are hooks that ``what`` might have to call."""
-        if any(entry.hooks and entry.waiting for entry in self.registered.values()):
-            raise Break(REASON, f"{what} calls it", self.hint)
+    def none_reached(self, what: str, leaves: Iterable[TensorProxy], reached: set[Any]) -> None:
+        """A graph break if there are hooks that ``what`` calls, which goes back to these leaves through these nodes."""
+        known = set(map(id, leaves))
+        for entry in self.registered.values():
+            if entry.hooks and (entry.history in reached or id(entry.tensor) in known):
+                raise Break(REASON, f"{what} calls it", self.hint)
 
     def none_come_later(self, leaf: TensorProxy, asked: Callable[[torch.Tensor], Any] = users_hooks) -> None:
         """What a backward reaches has no hooks of a kind: a guard."""
@@ -176,11 +178,14 @@ class GradientHooks(SubgraphTracer):
             self.guards.holds("each parameter", text, self.none[asked])
         self.none[asked].leaves[id(leaf.real)] = weakref.ref(leaf.real)
 
-    def in_backward(self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]) -> Hooked:
-        """For each tensor with hooks: the tensor, their graph, and what that takes besides the gradient."""
+    def in_backward(
+        self, leaves: Iterable[TensorProxy], reached: set[Any], enter: Callable[[Any, Source], Any]
+    ) -> Hooked:
+        """For each tensor with hooks that a backward through these nodes may call: the tensor, their graph, and what
+        that takes besides the gradient."""
         found = []
         for entry in self.registered.values():
-            if entry.hooks and entry.tensor.real is None:
+            if entry.hooks and entry.tensor.real is None and (entry.history is None or entry.history in reached):
                 self.refuse_changed(entry)
                 found.append((entry.tensor, *self.graph_of(entry.tensor, [entry.hooks])))
         for leaf in leaves:
@@ -243,10 +248,10 @@ class GradientHooks(SubgraphTracer):
             module = self.writer.module()
         return self.body("gradient_hook", module), tuple(self.writer.own(node) for node in scope.lifted)
 
-    def done(self, kept: bool) -> None:
-        """A backward has run. kept: with its graph retained."""
+    def done(self, reached: set[Any], kept: bool) -> None:
+        """A backward has run through these nodes. kept: with its graph retained."""
         for entry in self.registered.values():
-            entry.waiting &= kept
+            entry.waiting &= kept or entry.history not in reached
 
     def leave(self, emitter: Residual) -> None:
         """The end of the segment: the hooks of what lives on."""

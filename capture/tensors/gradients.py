@@ -155,7 +155,7 @@ class Gradients:
             self.backward_with_history(outputs, given, leaves, reached, options, renewals)
             return
         self.wants_python()  # the rest after an earlier one has another backward in it
-        hooked = self.hooks.in_backward(leaves, self.enter)
+        hooked = self.hooks.in_backward(leaves, reached, self.enter)
         options = {"retain_graph": retain_graph, "inputs": wanted}
         options = {name: value for name, value in options.items() if value is not None}
         for leaf in leaves:
@@ -180,7 +180,7 @@ class Gradients:
         for tensor in self.retained:
             if tensor.fake.grad_fn in reached:
                 self.of[tensor] = Accumulated(self.of.get(tensor))
-        self.hooks.done(kept=bool(retain_graph))
+        self.hooks.done(reached, kept=bool(retain_graph))
 
     def reached_elsewhere(self, leaves: list[TensorProxy]) -> bool:
         """What backward on other ranks may reach, and this one does not: it gets a gradient as well. Whether ranks
@@ -313,7 +313,7 @@ class Gradients:
             self.hooks.none_come_later(leaf)
         if any(p.fake.grad_fn in functions for p in self.retained):
             raise Break("torch.autograd.grad", "it sets what retain_grad() keeps", "call retain_grad() after it")
-        self.hooks.none_waits("torch.autograd.grad")
+        self.hooks.none_reached("torch.autograd.grad", leaves, functions)
         kwargs = {name: value for name, value in options.items() if value is not None and name != "only_inputs"}
         if grad_outputs is not None:
             kwargs["grad_outputs"] = grad_outputs

@@ -459,3 +459,28 @@ def test_nothing_is_kept():
     del model, optimizer
     gc.collect()
     assert dead() is None
+
+
+FIRST = {"backward": "q.sum().backward()", "retained": "q.sum().backward(retain_graph=True)", "nothing": "pass"}
+SECOND = {
+    "grad of another": "torch.autograd.grad(r.sum(), [b])",
+    "grad of the leaf": "torch.autograd.grad((a * 5).sum(), [a])",
+    "another": "r.sum().backward()",
+    "both": "(r + a).sum().backward()",
+}
+
+
+@pytest.mark.parametrize("on", ["q", "r", "a"])
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("first", FIRST)
+def test_a_hook_waits_for_the_backward_that_reaches_it(first, second, on):
+    """An earlier backward of another graph does not call it: the next one does, also where it only gives gradients."""
+    lines = [
+        "def step(x):", "a, b = x.detach().requires_grad_(), x.detach().requires_grad_()", "q, r = a * 2, b * 3",
+        f"{on}.register_hook(lambda g: g * 10)", FIRST[first], f"given = {SECOND[second]}",
+        "return given, a.grad, b.grad",
+    ]  # fmt: skip
+    space = {"torch": torch}
+    exec("\n    ".join(lines), space)
+    expected, found = (call(torch.ones(2)) for call in (space["step"], moebius.capture(space["step"])))
+    assert str(found) == str(expected)

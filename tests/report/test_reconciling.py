@@ -152,6 +152,20 @@ def test_a_tensor_hook_is_opaque() -> None:
     assert sum(report.coverage.values()) == sum(plain_counts(step, x).values())
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_hook_counts_in_the_backward_that_reaches_it(times: int) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(times):
+            p = x.detach().requires_grad_()
+            q = p * 2
+            q.register_hook(lambda grad: grad + 1)
+            q.sum().backward()
+            x = x + p.grad
+        return x
+
+    assert reported_counts(explain(step)(torch.ones(3))) == plain_counts(step, torch.ones(3))
+
+
 def test_what_runs_in_numpy_is_a_librarys() -> None:
     """Python that numpy runs, for the program or for a graph, counts nowhere; a break below it has the user's line."""
 
