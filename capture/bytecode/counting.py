@@ -188,6 +188,8 @@ class Counter:
         self.codes: dict[Any, Counted] = {}  # by the id of a code object, which is kept alive, or that and the part
         self.tallies: dict[Any, Tally] = {}  # these, and of each what autograd runs, by the negative id
         self.changed: dict[Any, Tally] = {}  # of these, since ``keep``
+        self.log: list[tuple[Any, int]] = []  # what came to which, in order: one entry for many between two marks
+        self.marked = 0  # entries by the last mark
         self.autograds = 0  # blocks that are open of ``by_autograd``
         self.bodies = 0  # of loops and branches, so far
 
@@ -223,6 +225,12 @@ class Counter:
     def add(self, key: Any, count: int) -> None:
         known = self.changed[key] = self.tallies[key]
         known.count += count
+        self.note(key, count)
+
+    def note(self, key: Any, count: int) -> None:
+        if len(self.log) > self.marked and self.log[-1][0] == key:
+            count += self.log.pop()[1]
+        self.log.append((key, count))
 
     def keep(self) -> None:
         for known in self.changed.values():
@@ -230,15 +238,17 @@ class Counter:
         self.changed.clear()
 
     def drop(self) -> None:
-        for known in self.changed.values():
+        for key, known in self.changed.items():
+            self.note(key, known.kept - known.count)
             known.count = known.kept
         self.changed.clear()
 
-    def mark(self) -> dict[Any, int]:
-        """How many of each have been counted."""
-        return {key: known.count for key, known in self.tallies.items()}
+    def mark(self) -> int:
+        """What has been counted by now."""
+        self.marked = len(self.log)
+        return self.marked
 
-    def back_to(self, mark: dict[Any, int]) -> None:
+    def back_to(self, mark: int) -> None:
         """As it was then: what came since is recorded again."""
         for key, count in self.since(mark).items():
             self.add(key, -count)
@@ -252,9 +262,12 @@ class Counter:
         finally:
             self.back_to(before)
 
-    def since(self, mark: dict[Any, int]) -> dict[Any, int]:
-        """What was counted since then."""
-        return {k: n for k, known in self.tallies.items() if (n := known.count - mark.get(k, 0))}
+    def since(self, mark: int) -> dict[Any, int]:
+        """What was counted since then, of each."""
+        found: dict[Any, int] = {}
+        for key, count in self.log[mark:]:
+            found[key] = found.get(key, 0) + count
+        return {key: count for key, count in found.items() if count}
 
     def repeat(self, counts: dict[Any, int]) -> None:
         """The same instructions once more: a module that is like one that was interpreted. (Its loops have the same

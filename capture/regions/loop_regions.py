@@ -126,7 +126,7 @@ class LoopRegion:
         self.where: tuple = ()
         self.root_step = 0
         self.number = 0  # of the first node in it
-        self.counted: dict[Any, int] = {}  # instructions for the report, as it began
+        self.counted = 0  # instructions for the report: the mark as it began
         self.part: Part = (0, 0, False)  # of the body: what is recorded now
         self.row: fx.Node | None = None
         self.row_value: Any = None

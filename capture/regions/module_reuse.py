@@ -133,13 +133,14 @@ class ModuleReuse:
             len(writer.where()),
             self.domain.instructions,
             [torch_private.version_of(p.fake) for p in proxies_in(arguments)],
-            self.counter.mark(),
+            {},
         )
+        counts = self.counter.mark()
         result = run()
         block.end, block.after = self.heap.mark(), last_node(writer.scope.graph)
         block.count = writer.count - block.number
         block.instructions, block.result = self.domain.instructions - block.instructions, result
-        block.counted, block.applied = self.counter.since(block.counted), functions[n_before:]
+        block.counted, block.applied = self.counter.since(counts), functions[n_before:]
         unchanged = [torch_private.version_of(p.fake) for p in proxies_in(arguments)] == block.versions
         variants = self.met.setdefault(key, [])
         if unchanged and torch_private.switches() == switches and len(variants) < MAX_VARIANTS:

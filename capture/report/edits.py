@@ -501,6 +501,7 @@ def of_bars(program: Program, node: ast.AST, detail: str) -> tuple[ast.AST, str]
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "tensor read as a number": (of_arrays, of_whole_numbers, of_lists, of_indices),
+    "numpy array that the graph makes": (of_arrays, of_whole_numbers, of_lists, of_indices),
     "tensor machinery used as a value": (of_arrays,),
     "size that depends on values": (of_indices,),
     "tensor made from tensors' numbers": (of_tensors,),

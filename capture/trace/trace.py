@@ -34,6 +34,7 @@ from ..python.caught import is_of_fakes
 from ..python.domain import OwnError, StopHere, TrackingDomain
 from ..report.records import FAKES, GraphBreak
 from ..tensors import tensor_class
+from ..tensors.arrays import Array
 from ..tensors.deferred_state import DeferredState
 from ..tensors.graphs import GraphWriter, Where
 from ..tensors.tensors import TensorOperations
@@ -54,7 +55,7 @@ from .request import Request
 from .speculation import Speculation
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
-DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
+DATA_BREAKS = ("data-dependent branch", "tensor read as a number", Array.reason)
 ASK_NUMBERS = (*DATA_BREAKS, "size that depends on values", "data-dependent operator")
 
 

@@ -304,7 +304,7 @@ class LessTheMean(EachExpert):
         return self.experts[e](rows - rows.mean(0)) * weight
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class MostOfAll(Routed):
     """the largest of the experts' rows: `torch.stack([expert(x) * gate …]).amax(0)`"""
 
@@ -314,7 +314,7 @@ class MostOfAll(Routed):
         return torch.stack([expert(x) * gates[:, e, None] for e, expert in enumerate(self.experts)]).amax(0)
 
 
-@structure(CAPTURED)
+@structure(LOWERED)
 class AllAndGates(Routed):
     """`(1 + gate) * expert(x)`: no token leaves an expert out"""
 
