@@ -174,14 +174,10 @@ class GuardRecorder:
     # Static objects
     # ------------------------------------------------------------------------------------------------------------------
 
-    def dict_entry(self, name: str, the_dict: dict, key: Any, value: Any, is_asked: bool = False) -> None:
-        """``the_dict[key]`` is this very object (or an equal constant); ABSENT when the key is missing. is_asked: the
-        key's class is asked each time, which may look at what has changed since: no version of the dict tells."""
+    def dict_entry(self, name: str, the_dict: dict, key: Any, value: Any) -> None:
+        """``the_dict[key]`` is this very object (or an equal constant); ABSENT when the key is missing."""
         if can_die(key):  # the program must not keep it alive
             self.holds(name, "the same entry", functools.partial(has_entry, the_dict, weakref.ref(key), value))
-            return
-        if is_asked:
-            self.holds(name, "the same entry", functools.partial(has_entry, the_dict, lambda: key, value))
             return
         watched = self.watched(name, the_dict)
         if key not in watched.entries:
@@ -343,8 +339,8 @@ def can_be_held_weakly(obj: Any) -> bool:
     return WEAKLY(type(obj)) != 0  # (of Python's classes it lies before the object since 3.12, below 0)
 
 
-def has_entry(the_dict: dict, key: Callable[[], Any], value: Any) -> bool:
-    """Whether the dict still has this object under the key, which is given by a call: None once it is dead."""
+def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
+    """Whether the dict still has this object under the key."""
     return (obj := key()) is not None and same_constant(dict.get(the_dict, obj, ABSENT), value)
 
 

@@ -264,7 +264,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
                 or self.by_its_way(record, value)
             ):
                 return self.enter(value, Part(name, source, "dict_item", key))
-            self.guards.dict_entry(source.name, record.obj, key, value, self.is_followed(key))
+            self.guards.dict_entry(source.name, record.obj, key, value)
             self.hangs(record.obj, value)
             if issubclass(type(value), tuple):
                 self.paths[id(value), name] = Part(name, source, "dict_item", key)

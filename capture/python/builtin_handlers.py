@@ -544,7 +544,7 @@ def leading(keys: Sequence[Any]) -> Sequence[Any]:
     if all(type(key) is tuple for key in keys):
         for n in range(1, min(map(len, keys), default=0) + 1):
             shorter = [key[:n] for key in keys]
-            if not all(type(key[-1]) in ATOMS for key in shorter):
+            if any(type(key[-1]) not in ATOMS or is_open_key(key[-1]) for key in shorter):
                 break
             if len(set(shorter)) == len(keys):
                 return shorter

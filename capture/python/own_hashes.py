@@ -56,23 +56,48 @@ def ask_class(domain: Parts, key: Any, container: Any, in_new: bool) -> None:
         return
     if not python_method(kind, "__hash__"):
         refuse_own_hash(key)
-    told_apart = in_new and kind.__eq__ is object.__eq__ and domain.calls.known(key)
-    if not (told_apart or id(key) in objects.hashed or is_key(domain, key)) or not follows(domain, key, container):
+    if in_new and kind.__eq__ is object.__eq__ and domain.calls.known(key):
+        followed = has_number(domain, key, container)
+    else:
+        followed = (id(key) in objects.hashed or is_key(domain, key)) and follows(domain, key, container)
+    if not followed:
         refuse_own_hash(key)
     objects.hashed[id(key)] = key
+
+
+def has_number(domain: Parts, key: Any, container: Any) -> bool:
+    """Whether an object that is told apart has a hash: its number plays no part, as long as nothing that it looks at
+    changes while the container is there."""
+    heap, begin = domain.objects.heap, domain.objects.heap.mark()
+    since = heap.age(container) if domain.objects.is_new(container) else begin
+    number = asked(domain, key)
+    changed = heap.changes_older(begin) or any(heap.was_written(event, since, begin) for event in heap.reads(begin))
+    return type(number) is int and not changed and native_hash(key) is not None
+
+
+def asked(domain: Parts, key: Any) -> Any:
+    """What ``__hash__`` gives, followed as any call is."""
+    domain.objects.heap.listening += 1
+    try:
+        return domain.call(type(key).__hash__, [key], {})
+    finally:
+        domain.objects.heap.listening -= 1
 
 
 def follows(domain: Parts, key: Any, container: Any) -> bool:
     """Whether what the key's class does was followed, and a table gets the same of it natively."""
     objects, heap = domain.objects, domain.objects.heap
-    begin = heap.mark()
+    begin, number = heap.mark(), asked(domain, key)
+    if type(number) is not int or not looks_unchanged(heap, begin) or number != native_hash(key):
+        return False
+    record = objects.record_of(container)
+    if record is not None and any(is_lost(record.obj, one) for one in raw_items(record.obj)):
+        return False
+    others = [other for other in keys_in(objects, container) if other is not key and type(other) not in SIMPLE]
     heap.listening += 1
     try:
-        number = domain.call(type(key).__hash__, [key], {})
-        if type(number) is not int or not looks_unchanged(heap, begin) or number != native_hash(key):
-            return False
-        for other in keys_in(objects, container):
-            if other is not key and type(other) not in SIMPLE and native_hash(other) == number:
+        for other in others:
+            if native_hash(other) == number:
                 entered = other if objects.is_known(other) else objects.enter(other, Static("a key", other))
                 same = domain.truth(domain.compare("==", entered, key))
                 if not looks_unchanged(heap, begin) or same is not bool(other == key):
@@ -81,6 +106,13 @@ def follows(domain: Parts, key: Any, container: Any) -> bool:
         heap.listening -= 1
     objects.looked_at += heap.reads(begin)  # (to change it from here on is a graph break)
     return True
+
+
+def is_lost(table: Any, key: Any) -> bool:
+    """Whether a key has changed since it became one: no copy of the table has it where it is."""
+    if type(key) in SIMPLE or not has_own_hash(key):
+        return False
+    return not (dict if issubclass(type(table), dict) else set).__contains__(table, key)
 
 
 def looks_unchanged(heap: Heap, begin: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 NAMES = {
@@ -136,6 +137,10 @@ NAMES = {
     "torch.distributed.distributed_c10d._world": "which groups this rank is in; its collectives in each",
     "torch.distributed.ProcessGroup._get_sequence_number_for_group": "the same",
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": "GradScaler over mixed lists",
+    "torch._C._distributed_c10d.Reducer._remove_autograd_hooks": "ends DistributedDataParallel's averages",
+    "torch.nn.parallel.DistributedDataParallel._use_python_reducer": "the same",
+    "torch.nn.parallel.DistributedDataParallel._comm_hooks": "what it does in place of averages",
+    "torch.nn.parallel.DistributedDataParallel._delay_all_reduce_params": "what it averages later",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state": "whose gradients FSDP2 averages",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": "the same",
     "torch.ops.aten._unique2": "counts the values of a tensor",
@@ -210,11 +215,22 @@ def example_of_operator() -> Any:
     return torch.ops.aten.mm.default
 
 
+def example_of_ddp() -> Any:
+    """With the attributes that its methods name: it needs processes to be made."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    codes = [method.__code__ for method in vars(DistributedDataParallel).values() if isinstance(method, FunctionType)]
+    bare = object.__new__(DistributedDataParallel)
+    bare.__dict__ |= {name: name for code in codes for name in code.co_names}
+    return bare
+
+
 # Classes whose objects have attributes that the class does not show.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch._ops.OpOverload": example_of_operator,
     "torch.fx.GraphModule": example_of_graph,
     "torch.fx.experimental.sym_node.SymNode": example_of_node,
+    "torch.nn.parallel.DistributedDataParallel": example_of_ddp,
 }
 
 

@@ -218,6 +218,8 @@ class ProcessGroup:
             self.idle.clear()
         if self.left or (self.promised and len(self.promised) != owed):
             self.ask_before_sending(place)
+        elif self.announced:
+            self.announce("")  # (an error that the program caught)
         self.place = place
 
     def meet(self, work: Any) -> None:

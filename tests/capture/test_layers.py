@@ -15,6 +15,7 @@ from moebius.api import captured_of
 from moebius.lowering import aliasing, entry, equal_nodes, layers
 from moebius.lowering.experts import blocks, rewrite
 from moebius.lowering.layers import are_fresh, writes_outside
+from moebius.lowering.operators import read_call
 from moebius.lowering.repeats import find_layers
 
 LAYERS = 6
@@ -108,8 +109,7 @@ def test_one_layer_is_proven_for_all(monkeypatch):
 def test_the_whole_graph_is_that_of_all_layers_lowered_one_by_one(monkeypatch):
     def nodes(captured):
         (lowered,) = lowered_of(captured)
-        idle = rewrite.read_call
-        kept = [n for n in lowered.gm.graph.nodes if (call := idle(n)) is None or call.name != "set_grad_enabled"]
+        kept = [n for n in lowered.gm.graph.nodes if (call := read_call(n)) is None or call.name != "set_grad_enabled"]
         return [(n.op, str(n.target), n.meta.get("number"), n.meta.get("where"), n.meta.get("stack")) for n in kept]
 
     model, together, apart = Model(), capture(run), capture(run)

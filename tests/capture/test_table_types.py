@@ -462,7 +462,7 @@ TABLE = {
     enum_bad: None,
     ordered: None,
     dcs: ("id()", "as a key"),
-    dc_asdict: ("key with its own hash", "plain key"),
+    dc_asdict: None,
     dc_asdict_tensor: None,
     model_output: None,
     kwargs_plumbing: None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.lowering.experts.rows_written import KERNEL
 
-EVERY = {**SPELLINGS, **MODULES}
+EVERY = ChainMap(MODULES, SPELLINGS)
 SEEDS = range(4)
 UNSEEN = "no experts were found"
 PUBLIC = "\n## Layers of public repositories\n"  # what the page says from there on is not made here

@@ -156,6 +156,6 @@ def test_that_one_is_kept_counts(monkeypatch):
     """Without the question whether a slot stays, parameters get gradients of zeros where no iteration runs, unless that
     is asked when the graph runs (which other backends do not)."""
     monkeypatch.setattr(rules_routing, "keeps_some", lambda keep, mask: True)
-    monkeypatch.setattr(rewrite, "where_iterations_ran", lambda work, claim, result, iterations: result)
+    monkeypatch.setattr(rewrite, "where_iterations_ran", lambda work, claim, result, *rest: result)
     with pytest.raises(AssertionError, match="None mismatch"):
         test_as_plain_python(no_capacity)

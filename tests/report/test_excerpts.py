@@ -145,7 +145,7 @@ class Stored:
 BELOW = {
     "json.dumps": lambda stored, x: (x * 2, json.dumps({"n": x.sum().item(), "m": [1]}))[0] + 1,
     "torch.func.vmap": lambda stored, x: torch.func.vmap(lambda row: (row * id(row)).sum() * 0)(x) + 1,
-    "pickle": lambda stored, x: x * len(pickle.dumps([stored.net.in_features, x.shape[0]])),
+    "pickle": lambda stored, x: x * len(pickle.dumps([stored.net.in_features, SimpleNamespace()])),
 }
 
 

@@ -21,7 +21,7 @@ from moebius import capture
 from moebius.errors import MeshError
 from moebius.kernels import experts_op
 from moebius.lowering.distribution import RanksDisagreeError, Sharded
-from moebius.lowering.distribution.rendezvous import GROUPS
+from moebius.lowering.distribution.rendezvous import GROUPS, SLICE
 
 D, T = 8, 5
 
@@ -156,6 +156,25 @@ def test_reading_an_expert_parameter_on_one_rank_is_an_error_on_all(on_ranks):
     for errors in on_ranks(2, read_alone):
         for name, error in zip(READS, errors, strict=True):
             assert "different places: rank 0 is at" in error and "rank 1 is at" in error, name
+
+
+def wait_after_an_error():
+    """What this rank reads after an error that both have caught, where the other one comes later."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(T, D)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    run(model, optimizer, x)
+    down, first = model.layers[0].down, dist.get_rank() == 0
+    error = call(down.norm if first else lambda: model(x))
+    time.sleep(0 if first else 1.5 * SLICE.total_seconds())
+    return error, down.norm().item()
+
+
+def test_who_waits_does_not_hear_again_of_an_error_that_was_caught(on_new_ranks):
+    (error, norm), (other, same) = on_new_ranks(2, wait_after_an_error)
+    assert "different places" in error and "different places" in other
+    assert norm == same
 
 
 READS_OF_ANOTHER = {
