@@ -540,7 +540,7 @@ def normed_experts(x, m):
     return out
 
 
-@held(PROJECTED)
+@held(LOWERED)
 def dropout_in_training(x, m):
     """dropout drawn in each expert"""
     w, idx = route(x, m)

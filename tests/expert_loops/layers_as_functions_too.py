@@ -20,7 +20,7 @@ def low_rank_residual(x, m):
     return out
 
 
-@held(CAPTURED)
+@held(LOWERED)
 def zero_expert(x, m):
     """an identity and a zero expert beside the others (MoE++)"""
     w, idx = route(x, m)
@@ -122,7 +122,7 @@ def noisy_topk(x, m):
         flat = mask.view(-1)
         if flat.any():
             y = expert(x[flat]) * gates[flat, e].unsqueeze(1)
-            out[mask] += y.squeeze(1)
+            out[flat] += y.squeeze(1)
     return out
 
 

@@ -91,7 +91,8 @@ EVERY = [
 @pytest.mark.parametrize("inner, put, asked, inside, changed", EVERY)
 def test_nested(inner, put, asked, inside, changed):
     graphs, regions = regions_of(grouped(inner, PUT[put], ASKED[asked], inside, changed))
-    assert graphs == 1 and len(regions) == 3 and all(region.lowered for region in regions), regions
+    assert graphs == 1 and sum(region.lowered for region in regions) == 3, regions
+    assert len(regions) == 3 or inner is on_all_tokens, regions  # (sums of its layers are looked at as one layer, too)
 
 
 def test_without_it_they_are_not_lowered(monkeypatch):
