@@ -21,7 +21,17 @@ from ..guards.sources import Static
 from ..heap.heap import Heap
 from ..heap.identities import has_own_hash, refuse_own_hash
 from ..heap.objects import Objects
-from ..heap.records import CONTAINERS, SIMPLE, derived_from, members, python_method, raw_dict, raw_items, with_items
+from ..heap.records import (
+    CONTAINERS,
+    SIMPLE,
+    Record,
+    derived_from,
+    members,
+    python_method,
+    raw_dict,
+    raw_items,
+    with_items,
+)
 from ..values.values import SYMBOLIC, SymbolicObject, TensorProxy
 from . import natives
 from .parts import Parts
@@ -68,11 +78,12 @@ def ask_class(domain: Parts, key: Any, container: Any, in_new: bool) -> None:
 def has_number(domain: Parts, key: Any, container: Any) -> bool:
     """Whether an object that is told apart has a hash: its number plays no part, as long as nothing that it looks at
     changes while the container is there."""
-    heap, begin = domain.objects.heap, domain.objects.heap.mark()
+    heap, begin, nodes = domain.objects.heap, domain.objects.heap.mark(), domain.tensors.writer.count
     since = heap.age(container) if domain.objects.is_new(container) else begin
     number = asked(domain, key)
     changed = heap.changes_older(begin) or any(heap.was_written(event, since, begin) for event in heap.reads(begin))
-    return type(number) is int and not changed and native_hash(key) is not None
+    quiet = not changed and domain.tensors.writer.count == nodes
+    return type(number) is int and quiet and native_hash(key) is not None
 
 
 def asked(domain: Parts, key: Any) -> Any:
@@ -87,22 +98,24 @@ def asked(domain: Parts, key: Any) -> Any:
 def follows(domain: Parts, key: Any, container: Any) -> bool:
     """Whether what the key's class does was followed, and a table gets the same of it natively."""
     objects, heap = domain.objects, domain.objects.heap
-    begin, number = heap.mark(), asked(domain, key)
-    if type(number) is not int or not looks_unchanged(heap, begin) or number != native_hash(key):
-        return False
-    record = objects.record_of(container)
-    if record is not None and any(is_lost(record.obj, one) for one in raw_items(record.obj)):
+    begin, nodes = heap.mark(), domain.tensors.writer.count
+
+    def quiet() -> bool:
+        return looks_unchanged(heap, begin) and domain.tensors.writer.count == nodes  # (prints and draws are)
+
+    number = asked(domain, key)
+    if type(number) is not int or not quiet() or number != native_hash(key):
         return False
     others = [other for other in keys_in(objects, container) if other is not key and type(other) not in SIMPLE]
     heap.listening += 1
     try:
-        if not compares_quietly(domain, key) or not looks_unchanged(heap, begin):
+        if not compares(domain, key) or not quiet() or has_lost(objects.record_of(container), type(key)):
             return False
         for other in others:
             if native_hash(other) == number:
                 entered = other if objects.is_known(other) else objects.enter(other, Static("a key", other))
                 same = domain.truth(domain.compare("==", entered, key))
-                if not looks_unchanged(heap, begin) or same is not bool(other == key):
+                if not quiet() or same is not bool(other == key):
                     return False
     finally:
         heap.listening -= 1
@@ -110,7 +123,7 @@ def follows(domain: Parts, key: Any, container: Any) -> bool:
     return True
 
 
-def compares_quietly(domain: Parts, key: Any) -> bool:
+def compares(domain: Parts, key: Any) -> bool:
     """Whether ``==`` can be followed, and raises nothing: a table may ask for it at any time."""
     try:
         return type(domain.truth(domain.compare("==", key, key))) is bool
@@ -118,11 +131,13 @@ def compares_quietly(domain: Parts, key: Any) -> bool:
         return False
 
 
-def is_lost(table: Any, key: Any) -> bool:
-    """Whether a key has changed since it became one: no copy of the table has it where it is."""
-    if type(key) in SIMPLE or not has_own_hash(key):
-        return False
-    return not (dict if issubclass(type(table), dict) else set).__contains__(table, key)
+def has_lost(record: Record | None, kind: type) -> bool:
+    """Whether a key of the user's table has changed since it became one, so that no copy of the table has it where it
+    is. That is asked of keys of this class alone: others may do something as they are compared."""
+    table = None if record is None else record.obj
+    keys = [key for key in raw_items(table) if type(key) not in SIMPLE and has_own_hash(key)] if record else []
+    contains = dict.__contains__ if issubclass(type(table), dict) else set.__contains__
+    return any(type(key) is not kind or not contains(table, key) for key in keys)
 
 
 def looks_unchanged(heap: Heap, begin: int) -> bool:
