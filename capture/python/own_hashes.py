@@ -136,7 +136,7 @@ def has_lost(record: Record | None, kind: type) -> bool:
     is. That is asked of keys of this class alone: others may do something as they are compared."""
     table = None if record is None else record.obj
     keys = [key for key in raw_items(table) if type(key) not in SIMPLE and has_own_hash(key)] if record else []
-    contains = dict.__contains__ if issubclass(type(table), dict) else set.__contains__
+    contains: Any = dict.__contains__ if issubclass(type(table), dict) else set.__contains__
     return any(type(key) is not kind or not contains(table, key) for key in keys)
 
 
