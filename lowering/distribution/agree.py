@@ -5,12 +5,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from moebius.lowering.distribution.channels import traffic
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.rendezvous import group_of, headers
 from moebius.lowering.distribution.torch_private import by_rank, for_each_rank
 from moebius.lowering.planner.traffic import reduced_bytes
+from moebius.lowering.torch_private import DispatchMode
+
+COLLECTIVES = {"_c10d_functional", "_dtensor", "c10d"}  # namespaces of torch's operators
 
 
 def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = "") -> bool:
@@ -30,6 +34,23 @@ def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = 
     if others:
         raise DistributionError(f"another rank cannot go on with {what}, and says why")
     return not differs
+
+
+class AgreeFirst(DispatchMode):
+    """Within it the ranks agree on ``what`` before the first collective that an operator of DTensor comes to, if it
+    comes to one: which do is DTensor's own matter, and differs between versions of torch."""
+
+    def __init__(self, mesh: Any, what: str):
+        super().__init__()
+        self.mesh, self.what = mesh, what
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # (what DTensor makes of it comes here next)
+        if self.what and func.namespace in COLLECTIVES:
+            agree(self.mesh, self.what)
+            self.what = ""
+        return func(*args, **(kwargs or {}))
 
 
 @for_each_rank

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 
 class DistributionError(RuntimeError):
-    """Ranks, a mesh, a plan or a parameter do not fit expert parallelism. The text says which, and what to do."""
+    """Ranks, a mesh, a plan or a parameter do not fit expert parallelism. The text says which, and what to do.
+    raised_by_all_of: the name of a group of ranks whose others raise it, too; empty where that is not known."""
+
+    raised_by_all_of = ""
 
 
 class PlacementError(DistributionError):

@@ -253,7 +253,10 @@ class ProcessGroup:
         """told: by each rank, of its place."""
         ranks = dist.get_process_group_ranks(self.group)
         places = "; ".join(f"rank {rank} is at {words}" for rank, words in zip(ranks, told, strict=True))
-        return told_to_others(f"the ranks have come to different places: {places}. {RULE}")
+        error = RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
+        error.raised_by_all_of = self.name
+        tell_failure(error)
+        return error
 
     def with_names(self, place: str) -> str:
         """A place, with this rank's names of the parameters in it."""
@@ -268,12 +271,17 @@ class ProcessGroup:
         keys = [self.key(f"{kind}{self.meetings}/{rank}") for rank in range(self.size())]
         return exchange_words(keys, self.rank(), words)
 
+    def leave(self) -> None:
+        """An error ends what this rank is in."""
+        if self.half:
+            self.left = f"the rest of {self.place}"
+        if self.pending:
+            never_destroy(self.group)
+
     def announce(self, words: str) -> None:
         """Tell the ranks of the group that this one has failed, or, without words, that it goes on all the same."""
-        if words and self.half:
-            self.left = f"the rest of {self.place}"
-        if words and self.pending:
-            never_destroy(self.group)
+        if words:
+            self.leave()
         if words or self.announced:
             default_store().set(self.key("failed"), f"{self.meetings} {words}")
         self.announced = bool(words)
@@ -359,11 +367,16 @@ def told_to_others(words: str) -> RanksDisagreeError:
 
 
 def tell_failure(error: BaseException, where: str = "") -> None:
-    """To all ranks that wait for this one, whatever group they do so in."""
-    names_all = any(isinstance(one, DistributionError) for one in (error, error.__cause__))
-    told = str(error)[: None if names_all else 300]
+    """To all ranks that wait for this one, whatever group they do so in. Who raises the same error need not hear of
+    it: where all catch it and one is late in the next meeting, the others would believe that it has failed."""
+    ours = [one for one in (error, error.__cause__) if isinstance(one, DistributionError)]
+    told = str(error)[: None if ours else 300]
+    know = {one.raised_by_all_of for one in ours}
     for group in GROUPS.values():
-        group.announce(f"rank {dist.get_rank()} raised {type(error).__name__}: {told}{where}")
+        if group.name in know:
+            group.leave()
+        else:
+            group.announce(f"rank {dist.get_rank()} raised {type(error).__name__}: {told}{where}")
 
 
 @contextlib.contextmanager

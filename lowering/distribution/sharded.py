@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
+from moebius.lowering.distribution.agree import AgreeFirst, agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.torch_private import (
     LocalTensor,
@@ -182,13 +182,13 @@ class Sharded(Readable):
             self.copy_(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        whole = gather(self.shards, [f"writing into {called([self])}"])
+        whole = gather(self.shards, f"writing into {called([self])}")
         whole[key] = value.detach() if isinstance(value, torch.Tensor) else value
         self.copy_(whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # What is saved is whole, and can be loaded anywhere: a file of one rank's rows would lack the rest.
-        whole: torch.Tensor = gather(self.shards, [f"saving {called([self])}"])
+        whole: torch.Tensor = gather(self.shards, f"saving {called([self])}")
         if isinstance(self, torch.nn.Parameter):
             whole = torch.nn.Parameter(whole, self.requires_grad)
         return whole.__reduce_ex__(protocol)
@@ -256,14 +256,14 @@ class Sharded(Readable):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return sharded(value, WholeCopy(called=made)) if _split_by_rows(value) else gather(value, asked)
+            return sharded(value, WholeCopy(called=made)) if _split_by_rows(value) else value.full_tensor()
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
             guarded = torch.is_grad_enabled() and any(a.requires_grad for a in flat if isinstance(a, Sharded))
             return Gathered(value) if isinstance(value, torch.Tensor) and is_view(func) and not guarded else value
 
-        asked = [told := f"{func} of {called(flat)}"]  # once for each operator
+        told = f"{func} of {called(flat)}"
         made = shortened(told) if torch.Tag.pointwise in func.tags else ""
 
         def on_whole_tensors() -> Any:
@@ -292,7 +292,8 @@ class Sharded(Readable):
             return on_whole_tensors()
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
-            return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs), asked))
+            with AgreeFirst(mesh, told):
+                return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs)))
         except (DistributionError, torch.OutOfMemoryError):
             raise
         except NotImplementedError:
@@ -514,18 +515,14 @@ def _laid_out_as(local: torch.Tensor, shape: torch.Size, stride: tuple[int, ...]
     return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
-def gather(value: Any, asked: list[str]) -> torch.Tensor:
-    """The whole of a value that is spread over ranks, or summed over them. Collective, but for what each rank has.
-
-    asked: what it is for, on which the ranks have to agree before. It is taken out: they agree once.
-    """
-    if asked and not all(placement.is_replicate() for placement in value.placements):
-        agree(value.device_mesh, asked.pop())
-    whole: torch.Tensor = value.full_tensor()
+def gather(value: Any, why: str) -> torch.Tensor:
+    """The whole of a value that is spread over ranks, or summed over them. Collective, but for what each rank has."""
+    with AgreeFirst(value.device_mesh, why):
+        whole: torch.Tensor = value.full_tensor()
     return whole
 
 
-def _summed_together(out: Any, asked: list[str]) -> Any:
+def _summed_together(out: Any) -> Any:
     """What an operator gave back, its sums over ranks taken in one exchange: the norms of many tensors, say."""
     flat, spec = tree_flatten(out)
     alike: dict[Any, list[int]] = {}
@@ -536,7 +533,7 @@ def _summed_together(out: Any, asked: list[str]) -> Any:
     for (_, _, placements), places in alike.items():
         if len(places) > 1:
             mesh, held = flat[places[0]].device_mesh, torch.stack([flat[place].to_local() for place in places])
-            whole = gather(DTensor.from_local(held, mesh, placements, run_check=False), asked)
+            whole = DTensor.from_local(held, mesh, placements, run_check=False).full_tensor()
             for place, value in zip(places, whole.unbind(), strict=True):
                 flat[place] = value
     return tree_unflatten(flat, spec)
@@ -546,7 +543,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Sharded) -> torch.Tensor:
         ctx.like = tensor.shards
-        return gather(ctx.like, [f"the whole of {called([tensor])}"])
+        return gather(ctx.like, f"the whole of {called([tensor])}")
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Sharded:
