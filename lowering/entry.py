@@ -12,7 +12,7 @@ from moebius.kernels.precision import parse
 from moebius.lowering.attention import finish_with_ours
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, compile_whole, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
-from moebius.lowering.errors import DEFECT, ContractError, LoweringError
+from moebius.lowering.errors import ContractError, LoweringError, defect
 from moebius.lowering.experts.loops import find_loops, unlowered_region
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, Lowered, LoweringOptions
 from moebius.lowering.layers import lower_layers
@@ -53,7 +53,7 @@ def lowered_for(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     except Exception as error:  # of ours: what was captured works as it is
         if options.mesh is not None or (isinstance(error, LoweringError) and not isinstance(error, ContractError)):
             raise
-        return as_captured(graph, options, f"{DEFECT}: {type(error).__name__}: {error}", error)
+        return as_captured(graph, options, defect(error), error)
     return made or Lowered(compiled(finish(work.gm), options), work.gm, work.regions)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,28 +98,46 @@ def pytest_report_header(config: pytest.Config) -> str:
 PRIVATE = re.compile(r"\b[su]\d+\b|\bunhinted\b|\b(Eq|Ne|Mod|FloorDiv)\(|\baten\.|FakeTensor")  # names of torch
 MISSING = re.compile(r"missing \d+ required [\w -]+: ('\w+'(, and |, | and )?)+")  # Python names the function's own
 SAID: list[str] = []  # of graph breaks, since a test began
+FAULTS: list[str] = []  # what else said that moebius has a bug: warnings, and regions of experts that are not lowered
 
 
 @pytest.fixture(autouse=True)
 def breaks_are_told_in_words(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No graph break of any test says what a user cannot know, or that moebius has a bug."""
+    """No graph break of any test says what a user cannot know, and nothing says that moebius has a bug."""
     if (records := sys.modules.get("moebius.report.records")) is not None:
-        kind = records.GraphBreak
+        kind, warning = records.GraphBreak, sys.modules["moebius.errors"].MoebiusWarning
         if not hasattr(kind.__init__, "noted"):
-            kind.__init__, kind.did_not_come = with_note(kind.__init__), with_note(kind.did_not_come)
+            kind.__init__, kind.did_not_come = (
+                with_note(method, lambda made: SAID.append(f"{made.detail} | {made.hint}"))
+                for method in (kind.__init__, kind.did_not_come)
+            )
+            warning.__init__ = with_note(warning.__init__, lambda made: FAULTS.append(str(made)))
+            logger = logging.getLogger("moebius.defects")
+            logger.setLevel(logging.DEBUG)
+            logger.addHandler(NotingHandler())
     SAID.clear()
+    FAULTS.clear()
     yield
     assert not [said for said in SAID if PRIVATE.search(MISSING.sub("", said))]
     if request.node.get_closest_marker("faults") is None:
         assert not [said for said in SAID if "please report" in said.partition(" | ")[2]]
+        assert not [said for said in FAULTS if "please report" in said]
 
 
-def with_note(function: Callable[..., None]) -> Callable[..., None]:
-    """A method of graph breaks, after which what they say is noted."""
+def with_note(function: Callable[..., None], note: Callable[[Any], None]) -> Callable[..., None]:
+    """A method, after which what its object says is noted."""
 
     def noted(item: Any, *args: Any, **kwargs: Any) -> None:
         function(item, *args, **kwargs)
-        SAID.append(f"{item.detail} | {item.hint}")
+        note(item)
 
     noted.noted = True  # type: ignore[attr-defined]
     return noted
+
+
+class NotingHandler(logging.Handler):
+    """Of what lowering logs of its own errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = "".join(traceback.format_exception(*record.exc_info)[-3:]) if record.exc_info else ""
+        FAULTS.append(f"please report: {record.getMessage()} {trace}")

@@ -20,7 +20,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.errors import DEFECT
+from moebius.lowering.errors import defect
 from moebius.lowering.experts.counting import Counted, Counting
 from moebius.lowering.experts.positions import computed_since_the_choice, is_sorted, root_of
 from moebius.lowering.experts.provisional import Provisional
@@ -56,7 +56,7 @@ def gather_weights(work: Work) -> Gathered:
         try:
             write_gathered(graph, products, result)
         except Exception as error:  # they stay, whatever went wrong
-            result.why = {node: f"{DEFECT}: {type(error).__name__}: {error}" for node, _ in products}
+            result.why = {node: defect(error) for node, _ in products}
     return result
 
 

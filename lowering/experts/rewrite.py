@@ -13,7 +13,7 @@ from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches, drop_loose
-from moebius.lowering.errors import DEFECT
+from moebius.lowering.errors import defect
 from moebius.lowering.experts import (
     by_row,
     grouped,
@@ -212,7 +212,7 @@ def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
         found = missed_experts(work.gm.graph)
     except Exception as error:  # nobody loses a graph for a line of its report
         place = next((node for node in work.gm.graph.nodes if where_of(node)[0]), work.gm.graph.output_node())
-        found = [MissedExperts(0, place, place, f"{DIFFERENT}: {DEFECT}: {type(error).__name__}: {error}", set())]
+        found = [MissedExperts(0, place, place, f"{DIFFERENT}: {defect(error)}", set())]
     for one in found:
         if not one.nodes & reported and not any(known & set(places_of(node)) for node in one.nodes):
             idiom = one.idiom or f"experts whose results meet in {target_name(one.place)}"
@@ -345,7 +345,7 @@ def replace_batched(
         except Differ:
             raise
         except Exception as error:  # the products stay, whatever went wrong
-            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
+            refuse(region, defect(error), down)
             return region
         if replace_loop(work, loop, layer.storage, region):
             layer.end.replace_all_uses_with(result)
@@ -363,7 +363,7 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
         try:
             moved = slots.at_tokens(work, node)
         except Exception as error:  # it stays the operator on rows, and what this wrote is read by nobody
-            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", node)
+            refuse(region, defect(error), node)
             erase_new(work.gm.graph, there)
             continue
         if moved is not None:
@@ -445,7 +445,7 @@ def replace_loop(
         region.proof = tuple(refusal.proof)
         refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
-        refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", loop)
+        refuse(region, defect(error), loop)
     else:
         fill(region, claim, work.options)
         region.as_written = kept_as_written(claim) if users else None

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, one_hot, relu, sil
 import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
+from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import missed_experts, rewrite
 from moebius.lowering.experts.rows_written import KERNEL
 
@@ -326,13 +327,14 @@ def test_an_operator_across_an_experts_rows_is_named(name, tmp_path):
     assert linecache.getline(regions[0].file, regions[0].line).strip() == "if len(token) == 0:"
 
 
+@pytest.mark.faults
 def test_a_failing_search_costs_a_line_of_the_report_only(monkeypatch):
     def fails(graph):
         raise ValueError("a bug")
 
     monkeypatch.setattr(rewrite, "missed_experts", fails)
     graphs, regions = regions_of(of_different_widths, layer=More)
-    assert graphs == 1 and len(regions) == 1 and rewrite.DEFECT in regions[0].refusal
+    assert graphs == 1 and len(regions) == 1 and DEFECT in regions[0].refusal
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from expert_loops import lowered, same
 from hypothesis import strategies
 from loop_family import CHOICES, DEFECTS, Spec, build, inputs_for, valid
 
-from moebius.lowering.experts.rewrite import DEFECT
+from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts.rows_written import KERNEL
 
 specs = strategies.builds(Spec, **{name: strategies.sampled_from(values) for name, values in CHOICES.items()}).filter(

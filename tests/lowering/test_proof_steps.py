@@ -8,8 +8,8 @@ import torch
 from expert_loops import call, loop, lowered, make_inputs, no_grad, same, skip
 from torch.nn import functional
 
+from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import by_row, proof, rewrite
-from moebius.lowering.experts.rewrite import DEFECT
 
 E = 4
 SEEN = []
@@ -336,6 +336,7 @@ def is_needed(name, function, monkeypatch):
     assert differs(function, inputs), f"without the step {name!r} the loop is lowered and right: the step is not needed"
 
 
+@pytest.mark.faults  # (without a step of the proof the operator may refuse)
 @pytest.mark.parametrize("name", WRONG)
 def test_the_step_and_only_the_step_refuses(name, monkeypatch):
     is_needed(name, WRONG[name], monkeypatch)
