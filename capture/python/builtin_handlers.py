@@ -166,8 +166,10 @@ class BuiltinHandlers(CallParts):
 
     def is_iterated_late(self, value: Any) -> bool:
         """Whether it matters when it is asked for its iterator: code of the user's runs then, or it has none."""
+        if is_kind(value, TensorProxy):
+            return value.fake.dim() == 0  # which has none
         method = self.attributes.on_type(type(value), "__iter__")
-        return not is_kind(value, TensorProxy) and (method is ABSENT or is_kind(method, types.FunctionType))
+        return method is ABSENT or is_kind(method, types.FunctionType)
 
     def length(self, value: Any) -> Any:
         value = self.objects.seen_through(value)
