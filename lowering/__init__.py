@@ -5,7 +5,7 @@ capture."""
 
 from __future__ import annotations
 
-from moebius.lowering.aliasing import Storage, computes, only_computes, spelled_in_place, writes_into
+from moebius.lowering.aliasing import Storage, computes, only_computes, repeats_write, spelled_in_place, writes_into
 from moebius.lowering.backends import OWN, check_backend
 from moebius.lowering.entry import check_options, lower, where_raised
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError, WholeStepRefusedError

@@ -13,9 +13,16 @@ from torch import fx
 
 from moebius.lowering.graph import LayerCall, expert_loop
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, given_to, is_pure, is_size, loop_body, read_call
+from moebius.lowering.operators import Call, draws, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
-from moebius.lowering.torch_private import may_write, only_reads, returns_new, shared_by_schema, written_by_schema
+from moebius.lowering.torch_private import (
+    draws_numbers,
+    may_write,
+    only_reads,
+    returns_new,
+    shared_by_schema,
+    written_by_schema,
+)
 from moebius.lowering.values import value_of
 
 
@@ -445,6 +452,16 @@ def computes(node: fx.Node) -> bool:
     if call is not None and call.name == "expert_loop":
         return all(computes(inner) for inner in loop_body(node).graph.nodes if inner.op.startswith("call_"))
     return only_computes(node) or is_size(node) or (call is not None and call.name == "skip_iteration")
+
+
+def repeats_write(node: fx.Node) -> bool:
+    """Whether a node writes into its first argument, does nothing else, and would write the same once more."""
+    if node.op not in ("call_method", "call_function") or is_backward(node) or draws(node):
+        return False
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    call = read_call(node)
+    known = spelled_in_place(name) if call is None else bool(call.op.inplace)
+    return known and not draws_numbers(name) and writes_into(node) == list(node.all_input_nodes[:1])
 
 
 def makes_new(node: fx.Node) -> bool:

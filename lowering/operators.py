@@ -359,7 +359,7 @@ declare("project", "input, weight, offsets, bias=None, hit=None", functions=[pro
 declare("draw_noise", "offsets, *dropouts", functions=[draw_noise])
 declare("chosen", "condition, one, other", functions=[chosen])
 declare("require_branch", "value, expected, place, *live", functions=[require_branch])
-declare("require_equal", "one, other, place", functions=[require_equal])
+declare("require_equal", "one, other, place, *live", functions=[require_equal])
 declare("rows_between", "size, start, end, step", functions=[rows_between])
 declare("expert_loop", "body, source, carried=(), captures=()", functions=[expert_loop], alias=True)
 

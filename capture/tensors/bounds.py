@@ -27,6 +27,7 @@ from .interfaces import Domain
 
 Site = tuple[Any, int]  # code, and the index of the instruction that calls
 LARGEST = 1 << 53  # beyond it a float is another number
+ONE_HOT = torch.nn.functional.one_hot
 CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {max: torch.sym_max, min: torch.sym_min}
 
 

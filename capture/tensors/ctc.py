@@ -12,7 +12,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
-OPERATORS = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
+CTC_LOSSES = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
 ONE_EACH = ("none", 0)  # how reductions are named in Python, and in C
 REDUCTIONS = ("mean", "sum", 1, 2, *ONE_EACH)
 WHOLE = (torch.int32, torch.int64)

@@ -28,6 +28,11 @@ def is_scalar_index(key: Any) -> bool:
     )
 
 
+def holds_scalar_index(key: Any) -> bool:
+    """Whether an index is one, or has one in it."""
+    return any(map(is_scalar_index, key)) if is_kind(key, tuple) else is_scalar_index(key)
+
+
 def selections(key: Any, dims: int) -> list[tuple[int, Any]] | None:
     """An index of numbers and slices, with a number that varies, as what is taken of which axis, the last one first:
     torch's own index would make a constant of the number. None: no such index."""

@@ -46,10 +46,10 @@ class Offsets:
             detail = "where a view begins follows from a number that only the running step knows"
             raise Break("size that depends on values", detail, "ask for it outside of the step")
 
-    def taken(self, proxy: TensorProxy, key: Any, inner: bool) -> None:
-        """Before a tensor is indexed."""
+    def taken(self, proxy: TensorProxy, key: Any, inner: bool, moved: bool) -> None:
+        """Before a tensor is indexed. moved: its fake begins elsewhere than where the index says."""
         keys = key if is_kind(key, tuple) else (key,)
-        if any(is_kind(k, Number) or is_scalar_index(k) for k in keys) or holds_unknown_number(key):
+        if moved or any(is_kind(k, Number) or is_scalar_index(k) for k in keys) or holds_unknown_number(key):
             self.anywhere.add(None if inner else memory_of(proxy))
 
     def guard(self, guards: GuardRecorder, inputs: list[TensorProxy]) -> None:

@@ -33,11 +33,10 @@ from ..values.opaque_tensor import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, recurrent, tensor_class
 from .aliases import Aliases
-from .bounds import Bound, like_one_hot, open_classes, sizes_of_new
+from .bounds import ONE_HOT, Bound, like_one_hot, open_classes, sizes_of_new
 from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, number_in, unknown_numbers
-from .ctc import OPERATORS as CTC_LOSSES
-from .ctc import has_open_lengths, like_ctc_loss
+from .ctc import CTC_LOSSES, has_open_lengths, like_ctc_loss
 from .eithers import as_arguments
 from .fakes import (
     ARITHMETIC,
@@ -54,16 +53,15 @@ from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .index_lists import IndexList
-from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
+from .indices import any_position, holds_scalar_index, holds_unknown_number, is_scalar_index, selected, selections
 from .interfaces import TensorAssumptions
 from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
 from .numbers import Numbers
 from .offsets import Offsets
-from .windows import CALLED as POOLS
-from .windows import like_pool
+from .parts import Parts
+from .windows import POOLS, like_pool
 
-ONE_HOT = torch.nn.functional.one_hot
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
@@ -94,7 +92,7 @@ class TensorOperations:
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
-        self.offsets = Offsets()
+        self.offsets, self.parts = Offsets(), Parts(world)
         self.foreign = ForeignMemory()
         self.uncounted: set[int] = set()  # storages of tensors whose .data was read
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
@@ -273,7 +271,7 @@ class TensorOperations:
         if (known := packed.sequences_of(proxy.node)) is not None:
             return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
-            return self.record("call_method", "item", (proxy,), {}, number_in(proxy))
+            return self.parts.note(self.record("call_method", "item", (proxy,), {}, number_in(proxy)), proxy)
         return self.numbers.item_of(proxy)
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -452,7 +450,8 @@ class TensorOperations:
 
     def get_item(self, proxy: TensorProxy, key: Any) -> Any:
         """``proxy[key]``. Of a tensor as index torch would read the value; shape and strides are those of any row."""
-        self.offsets.taken(proxy, key, self.writer.is_inner)
+        at = self.parts.at_the_start(proxy, key)
+        self.offsets.taken(proxy, key, self.writer.is_inner, at is not key)
         if is_scalar_index(key):
             with self.world.mode:
                 if proxy.fake.dim() == 0:
@@ -461,8 +460,8 @@ class TensorOperations:
                     )
                 result = proxy.fake.select(0, 0)
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
-        if holds_unknown_number(key) or (is_kind(key, tuple) and any(map(is_scalar_index, key))):
-            result = self.on_fakes(operator.getitem, (proxy, any_position(key)), {})
+        if at is not key or holds_unknown_number(key) or holds_scalar_index(key):
+            result = self.on_fakes(operator.getitem, (proxy, any_position(at)), {})
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
         if (steps := selections(key, proxy.fake.dim())) is not None:
             try:
@@ -475,9 +474,10 @@ class TensorOperations:
 
     def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
         """``proxy[key] = value``, in place."""
-        held = is_scalar_index(key) or (is_kind(key, tuple) and any(map(is_scalar_index, key)))
-        anywhere = any_position(key) if held or selections(key, proxy.fake.dim()) is not None else key
-        self.on_fakes(operator.setitem, (proxy, anywhere, value), {})
+        at = self.parts.at_the_start(proxy, key)
+        if holds_scalar_index(key) or selections(key, proxy.fake.dim()) is not None:
+            at = any_position(at)
+        self.on_fakes(operator.setitem, (proxy, at, value), {})
         self.writer.call(operator.setitem, proxy, key, value)
 
     def rows(self, proxy: TensorProxy) -> list[Any]:

@@ -33,7 +33,7 @@ def averaged(
     return input, kernel_size, stride, padding, 1, (ceil_mode,)
 
 
-CALLED: dict[Any, tuple[int, Callable[..., tuple]]] = {
+POOLS: dict[Any, tuple[int, Callable[..., tuple]]] = {
     getattr(F, f"{name}_pool{axes}d"): (axes, called) for name, called in (("max", greatest), ("avg", averaged))
     for axes in (1, 2, 3)
 }  # fmt: skip
@@ -55,7 +55,7 @@ class Pooled(torch.autograd.Function):
 def like_pool(function: Any, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """What the call gives, where its windows or their distances are numbers that vary and all else is plain; else
     None."""
-    axes, called = CALLED[function]
+    axes, called = POOLS[function]
     open_ = [leaf for leaf in torch_private.tree_leaves((args[1:], kwargs)) if torch_private.is_symbolic(leaf)]
     if not open_ or any(map(torch_private.depends_on_values, open_)):
         return None

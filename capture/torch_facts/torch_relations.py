@@ -35,12 +35,14 @@ class Listener:
 
     given: the sizes that the operator which asks was given. assume: told of two of these that torch takes to be equal,
     though the data decides it, before it does so. (Where a size may be 1 and is spread over another, torch's fakes ask
-    nobody, and an operator that was given both would run with either.)
+    nobody, and an operator that was given both would run with either.) takes: whether a slice of so
+    many rows is taken to be so long.
     """
 
     def __init__(self, given: Callable[[], set[Any]] = set) -> None:
         self.given = given
         self.assume: Callable[[Any, Any], None] = lambda one, other: None
+        self.takes: Callable[[int, slice, int], bool] = lambda size, part, length: False
 
     def __reduce__(self) -> Any:
         return Listener, ()  # for the key of torch's cache on disk

@@ -8,23 +8,35 @@ before, the operator is a graph break.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import fx
+
+from moebius.interpreter import is_kind
 from moebius.lowering.step import require_equal, rows_between
 
 from ..torch_facts.torch_fakes import FakeWorld
-from ..torch_facts.torch_private import free_unbacked_symbols
+from ..torch_facts.torch_private import expression, free_unbacked_symbols
+from ..values.values import Break, TensorProxy
 from .attempt import Attempt
 from .may_raise import asks_of_sizes
 from .speculation import name_of
 
 
-class AssumedSizes:
-    """Those of one trace."""
+def is_made(node: fx.Node) -> bool:
+    """Whether the graph makes it, and may be done with it before Python is."""
+    return node.op != "placeholder"
 
-    def __init__(self, trace: Attempt, world: FakeWorld):
-        self.trace, self.env, self.counted = trace, world.shape_env, world.counted
-        world.shape_env.listener.assume = self.assume
+
+class AssumedSizes:
+    """Those of one trace. live_before: what Python goes on with before the instruction that runs now, None where it
+    cannot."""
+
+    def __init__(self, trace: Attempt, world: FakeWorld, live_before: Callable[[], tuple[Any, ...] | None]):
+        self.trace, self.env, self.counted, self.world = trace, world.shape_env, world.counted, world
+        self.live_before = live_before
+        world.shape_env.listener.assume, world.shape_env.listener.takes = self.assume, self.takes
 
     def assume(self, one: Any, other: Any) -> None:
         """Two sizes, as expressions, are taken to be equal by the operator that runs now."""
@@ -38,8 +50,45 @@ class AssumedSizes:
         pair, held = frozenset((one, other)), writer.scope.held_equal
         if pair in held:
             return
+        if (live := self.live()) is None:
+            raise asks_of_sizes(one, other)
         held.add(pair)
-        writer.call(require_equal, *(self.env.create_symintnode(size, hint=None) for size in (one, other)), place)
+        sizes = (self.env.create_symintnode(size, hint=None) for size in (one, other))
+        writer.call(require_equal, *sizes, place, *live)
+
+    def live(self) -> list[Any] | None:
+        """What the graph keeps for Python to go on with, in case; None where it could not go on."""
+        if self.trace.writer.is_inner:
+            return []
+        found = self.live_before()
+        return None if found is None else [one for one in found if is_kind(one, TensorProxy) and is_made(one.node)]
+
+    def takes(self, size: int, part: slice, length: int) -> bool:
+        """Whether a slice of so many rows is taken to be as long as its bounds say."""
+        trace, writer, assumptions = self.trace, self.trace.writer, self.trace.assumptions
+        if (frame := trace.machine.frame) is None or writer.is_inner or assumptions.on_a_mesh:
+            return False
+        place = name_of(frame, frame.pc)
+        if not assumptions.runs_here or place in assumptions.unpredictable:
+            return False
+        held, said = writer.scope.held_equal, frozenset((size, expression(part.start), expression(part.stop)))
+        if said in held:
+            return True
+        if (live := self.live()) is None:
+            return False
+        count = self.counts(size, part.start, part.stop, 1)
+        try:
+            writer.call(require_equal, count, length, place, *live)
+        except Break:  # nobody could go on from here
+            return False
+        held.add(said)
+        return True
+
+    def counts(self, *given: Any) -> Any:
+        """The number of rows between two numbers, as one of the graph."""
+        count = self.world.unknown_count()
+        self.emit(expression(count), given)
+        return count
 
     def is_known(self, symbol: Any) -> bool:
         """Whether the graph has the size. What a region takes for granted is so in it alone, and nobody asks where it
@@ -50,7 +99,11 @@ class AssumedSizes:
         given = self.counted.get(symbol)  # inside an operator, of a slice
         if given is None or writer.bound(symbol):
             return False
-        node = writer.node("call_function", rows_between, given, {})
-        node.meta["val"] = self.env.create_symintnode(symbol, hint=None)
-        writer.scope.symbols[symbol] = lambda: node
+        self.emit(symbol, given)
         return True
+
+    def emit(self, symbol: Any, given: tuple[Any, ...]) -> None:
+        """The symbol stands for how many rows there are."""
+        node = self.trace.writer.node("call_function", rows_between, given, {})
+        node.meta["val"] = self.env.create_symintnode(symbol, hint=None)
+        self.trace.writer.scope.symbols[symbol] = lambda: node

@@ -17,10 +17,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering import Lowered, Storage, apply, computes, where_raised
+from moebius.lowering import Lowered, where_raised
 from moebius.lowering.step import BranchError, InPythonError, MissingGradientError, UnequalSizesError, leave_autocast
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
@@ -34,23 +33,18 @@ from ..codegen.residual import Emitter
 from ..hook import call_unhooked
 from ..hook.signals import signals_wait
 from ..tensors.deferred_state import DeferredState, StateAtCapture
-from ..tensors.graphs import GraphWriter
 from ..torch_facts import torch_private
 from ..values.values import CannotRebuild
 from .assumptions import Assumptions
 from .frame_snapshots import FrameSnapshot, connected, continuation
+from .lost_values import Unavailable, Values
 from .request import Request
 from .speculation import SideExit
 from .trace import Trace
 
 # Of one number into another, as ``float(self.calls)`` is one of a count in the graph: nothing but that.
-CONVERSIONS = (torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_max, torch.sym_min)
 
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
-
-
-class Unavailable(Exception):
-    """A value that the step had when the operator failed is gone from the graph and cannot be computed again."""
 
 
 @dataclass
@@ -197,7 +191,8 @@ class FailureHandler:
     def rest(self, emitter: Emitter, reached: Reached, trace: Trace, native: str) -> Callable[..., Any]:
         """The residual code without its graph: the effects so far, and then what the native code gives."""
         found = {proxy.node: proxy.real for proxy in trace.tensors.inputs}
-        values = tuple(Values(reached, trace.writer, found).of(output) for output in emitter.outputs)
+        left = Values(reached.values, reached.inputs, trace.writer, found)
+        values = tuple(map(left.of, emitter.outputs))
         return emitter.function(self.function.__name__, lambda: values, [], [f"return {native}"])
 
 
@@ -255,76 +250,3 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
         number = number[0] if is_kind(number, tuple) else last + 1
     placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
     return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered, casts)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """A strided tensor, or those of a tuple or list, which an operator gives."""
-    values = value if is_kind(value, tuple | list) else (value,)
-    return [t for t in values if is_kind(t, torch.Tensor) and t.layout is torch.strided]
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether it gives memory that it was given, whatever stands there."""
-    given = {torch_private.storage_of(t) for n in node.all_input_nodes for t in tensors_in(n.meta.get("val"))}
-    found = {torch_private.storage_of(t) for t in tensors_in(node.meta.get("val"))}
-    return bool(found) and found <= given
-
-
-def lies_as(tensor: torch.Tensor, fake: torch.Tensor) -> bool:
-    """Whether its sizes, strides and offset are the fake's, where those are known."""
-    pairs = zip(
-        (*tensor.shape, *tensor.stride(), tensor.storage_offset()),
-        (*fake.shape, *fake.stride(), fake.storage_offset()),
-        strict=False,
-    )
-    return tensor.dim() == fake.dim() and all(a == b for a, b in pairs if type(b) is int)
-
-
-class Values:
-    """The values of a trace's nodes when the graph failed: what is still there, and what can be computed again.
-
-    found: by placeholder, what the trace found in its place. (The graph that ran has none where it needs none.)
-    """
-
-    def __init__(self, reached: Reached, writer: GraphWriter, found: dict[fx.Node, Any]):
-        self.reached, self.writer, self.found = reached, writer, found
-        self.module = writer.module()  # through which the loops' bodies are found
-        self.storage = Storage(writer.scope.graph)
-
-    def of(self, output: Any) -> Any:
-        return fx.map_arg(self.writer.argument(output), self.value)
-
-    def has_changed(self, node: fx.Node) -> bool:
-        """Whether memory that the node read may have been written to since it ran."""
-        # (what a number is computed by that is written down only now, for an output, has no memory)
-        roots = self.storage.roots
-        read = {root for argument in node.all_input_nodes for root in roots.get(argument, ())}
-        return any(
-            writer > node and not read.isdisjoint(self.storage.roots[target])
-            for writer, targets in self.storage.writers.items()
-            for target in targets
-        )
-
-    def value(self, node: fx.Node) -> Any:
-        number = node.meta.get("number")
-        if number is not None and number in self.reached.values:
-            return self.reached.values[number]
-        if node.op == "placeholder" and node.meta.get("source") in self.reached.inputs:
-            return self.reached.inputs[node.meta["source"]]
-        if self.found.get(node) is not None:
-            return self.found[node]
-        if node.op == "get_attr":  # a branch's or loop's body
-            return self.module.get_submodule(str(node.target))
-        if node.op == "placeholder" or not (computes(node) or node.target in CONVERSIONS):
-            raise Unavailable(f"{node.name} is needed")
-        changed = node.target not in CONVERSIONS and self.has_changed(node)
-        if changed and not is_view(node):
-            raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
-        args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
-        if changed and any(t.requires_grad for t in args if is_kind(t, torch.Tensor)):
-            raise Unavailable(f"{node.name} is needed, and its gradients are no more those that it had")
-        with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):
-            made = apply(node, args, kwargs)
-        if changed and not all(map(lies_as, tensors_in(made), tensors_in(node.meta["val"]))):
-            raise Unavailable(f"{node.name} is needed, and what it was computed from lies otherwise now")
-        return made

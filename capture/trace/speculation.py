@@ -151,15 +151,24 @@ class Speculation:
 
     def live(self) -> tuple[Any, ...]:
         """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
-        frames, request = self.trace.frames(), self.trace.request
-        if len(connected(frames)) < len(frames):
-            return ()
+        frames = self.trace.frames()
+        found = self.live_in(frames, "call", gives_nothing) if len(connected(frames)) == len(frames) else None
+        return found or ()
+
+    def live_before(self) -> tuple[Any, ...] | None:
+        """What Python goes on with before the instruction that the innermost frame is at; None where it cannot."""
+        frames = self.trace.frames()
+        chain = connected(frames, generators=True)
+        return self.live_in(chain, "run", None) if len(chain) == len(frames) else None
+
+    def live_in(self, frames: list[FrameSnapshot], what: str, inner: Any) -> tuple[Any, ...] | None:
+        request = self.trace.request
         emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
         try:
-            continuation(emitter, frames, "call", gives_nothing)
+            continuation(emitter, frames, what, inner)
             EffectReplay(emitter).effects()
         except (CannotRebuild, CannotResume):
-            return ()
+            return None
         return tuple(emitter.outputs)
 
     def leaving(self) -> list[Any] | None:

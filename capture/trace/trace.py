@@ -136,7 +136,7 @@ class Trace:
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[FrameSnapshot] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
-        AssumedSizes(self, self.world)
+        AssumedSizes(self, self.world, self.speculation.live_before)
         gradients.live, gradients.holds_live = self.speculation.live, assumptions.holds_live
         if assumptions.speculates:
             self.tensors.speculate = self.speculation.decide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from moebius.lowering.step.in_python import InPythonError
@@ -18,8 +19,11 @@ class UnequalSizesError(InPythonError):
         self.one, self.other, self.place = one, other, place
 
 
-def require_equal(one: int, other: int, place: str) -> None:
-    """What comes after in the graph holds where these are equal. Raises UnequalSizesError, which capture answers."""
+def require_equal(one: int, other: int, place: str, *live: torch.Tensor) -> None:
+    """What comes after in the graph holds where these are equal. Raises UnequalSizesError, which capture answers.
+
+    live: what Python then goes on with, and is kept until here for that.
+    """
     if one != other:
         raise UnequalSizesError(one, other, place)
 
