@@ -16,6 +16,7 @@ from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, draws, given_to, is_pure, is_size, loop_body, read_call
 from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
 from moebius.lowering.torch_private import (
+    IN_C,
     draws_numbers,
     may_write,
     only_reads,
@@ -481,4 +482,4 @@ def makes_new(node: fx.Node) -> bool:
 
 def is_torchs(node: fx.Node, name: str) -> bool:
     """Whether it is torch's own function of that name (torch.masked has another ``prod``), or Python's operator."""
-    return any(getattr(home, name, None) is node.target for home in (torch, torch.nn.functional, operator))
+    return any(getattr(home, name, None) is node.target for home in (torch, torch.nn.functional, operator, *IN_C))

@@ -18,20 +18,22 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, computes, is_torchs
+from moebius.lowering.aliasing import Storage, computes, is_torchs, schema_of
 from moebius.lowering.graph import SkipTurn, expert_loop
 from moebius.lowering.memo import remembering
 from moebius.lowering.operators import call_name, draws, loop_body, read_call
-from moebius.lowering.step import gradient_of, set_gradient
+from moebius.lowering.step.checkpoint import MARKS, modes_put_back
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
-from moebius.lowering.torch_private import draws_numbers
+from moebius.lowering.step.whole import GRADIENTS, SWITCHES, is_backward
+from moebius.lowering.torch_private import default_saved_tensors_hooks, draws_numbers, set_grad_enabled
 from moebius.lowering.values import apply
 
 BODY = "body"  # in the meta of a loop's node: the number under which it counts
 # By these numbers, then by how many conditions an iteration has passed, and whether the last one ended it.
 Found = dict[int, dict[tuple[int, bool], int]]
 DRAWS = (draw, draw_below, draw_numpy, draw_array)
-PASSED_OVER = ("set_grad_enabled", "require_branch")  # it runs without gradients, and no result of these is read
+NO_RESULT = ("require_branch",)  # what it asks for is not needed here
+OF_GRADIENTS = frozenset((*GRADIENTS, *MARKS, torch.autograd.grad, "requires_grad_"))
 
 
 class UnknownRuns(Exception):
@@ -45,17 +47,34 @@ def how_often(gm: fx.GraphModule, inputs: tuple[Any, ...]) -> Found:
     if dist.is_available() and dist.is_initialized():
         return found  # (ranks that are not asked would not take part in an exchange)
     try:
-        with remembering(), torch.no_grad(), restored_random_state():
+        devices = {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
+        with remembering(), restored_random_state(), modes_put_back({"cpu", *devices}, always=True):
             plan = Plan(gm.graph)
-            copies = [copy_of(x, node in plan.written) for x, node in zip(inputs, plan.inputs, strict=True)]
+            if plan.by_autograd and default_saved_tensors_hooks() is not None:
+                raise UnknownRuns("the program sees what is saved for backward")
+            copies = with_gradients(inputs) if plan.by_autograd else plan.copies(inputs)
+            torch.set_grad_enabled(plan.by_autograd and torch.is_grad_enabled())
             Walk(found).run(gm, copies, plan)
     except Exception:  # (the graph itself may fail for these inputs)
         return {}
     return found
 
 
-def copy_of(value: Any, is_written: bool) -> Any:
-    return value.detach().clone() if is_written and isinstance(value, torch.Tensor) else value
+def with_gradients(inputs: Iterable[Any]) -> list[Any]:
+    """Copies, for a backward to write their gradients to: one of these may be an input itself."""
+    copies: dict[int, Any] = {}
+
+    def copy_of(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in copies:
+            if not value.is_leaf:
+                raise UnknownRuns("a backward would run what was computed before the graph")
+            copy = copies[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+            copy.grad = copy_of(value.grad)
+        return copies[id(value)]
+
+    return [copy_of(value) for value in inputs]
 
 
 @contextlib.contextmanager
@@ -71,14 +90,16 @@ def restored_random_state() -> Iterator[None]:
 
 
 class Plan:
-    """What is run of a graph: all of it, or what decides how often its loops run. nodes: these, in order. loops: of
-    them, those of which no result is needed. written: the inputs that are written to."""
+    """What is run of a graph: all of it, or what decides how often its loops run; where gradients decide, all that is
+    before. nodes: these, in order. loops: of them, those of which no result is needed. written: the inputs that are
+    written to. by_autograd: whether gradients are computed."""
 
     def __init__(self, graph: fx.Graph, whole: bool = False):
         self.inputs = list(graph.find_nodes(op="placeholder"))
         self.results: Any = graph.output_node().args[0]
         self.storage = Storage(graph)
-        self.reached = [node for node in graph.nodes if call_name(node) not in PASSED_OVER]
+        every = [node for node in graph.nodes if call_name(node) not in NO_RESULT]
+        self.reached = [node for node in every if node.target is not set_grad_enabled]
         loops = [node for node in self.reached if node.target is expert_loop]
         asked = [*loops, *(node for node in self.reached if call_name(node) == "skip_iteration")]
         last = max(asked) if asked else None
@@ -89,6 +110,12 @@ class Plan:
         self.need(node for node in loops if Plan(loop_body(node).graph).needs_results)
         if any(map(may_draw, self.needed)):  # all that draw, in their order
             self.need(node for node in self.reached if may_draw(node))
+        if self.needed:
+            self.need(node for node in self.reached if node.target in SWITCHES)
+        self.by_autograd = any(map(is_of_gradients, self.needed))
+        if self.by_autograd:
+            self.reached = [node for node in every if last is not None and not last < node]
+            self.need(self.reached)
         for node in self.needed:
             refuse_effects(node)
         self.loops = set(loops) - self.needed
@@ -114,6 +141,12 @@ class Plan:
         targets = [target for writer in writers for target in storage.writers.get(writer, ())]
         return {root for target in targets for root in storage.roots[target] if root.op == "placeholder"}
 
+    def copies(self, inputs: Iterable[Any]) -> list[Any]:
+        """The inputs, those that are written to copied."""
+        written = [node in self.written for node in self.inputs]
+        tensors = zip(inputs, written, strict=True)
+        return [x.detach().clone() if w and isinstance(x, torch.Tensor) else x for x, w in tensors]
+
     @property
     def needs_results(self) -> bool:
         """Of an iteration: whether what decides in it depends on what iterations before it have changed."""
@@ -122,9 +155,13 @@ class Plan:
         return not self.needed.isdisjoint(carried) or not read.isdisjoint(self.inputs_written(self.storage.writers))
 
 
+def is_of_gradients(node: fx.Node) -> bool:
+    return is_backward(node) or node.target in OF_GRADIENTS
+
+
 def may_draw(node: fx.Node) -> bool:
     """Whether it may draw random numbers."""
-    if node.op in ("placeholder", "output", "get_attr") or node.target in (set_gradient, gradient_of):
+    if node.op in ("placeholder", "output", "get_attr") or node.target in OF_GRADIENTS:
         return False
     call = read_call(node)
     if call is None or call.name == "dropout":
@@ -147,6 +184,11 @@ def refuse_effects(node: fx.Node) -> None:
     tensors."""
     call = read_call(node)
     if node.op in ("placeholder", "output", "get_attr") or computes(node) or draws(node) or only_draws(node):
+        return
+    if is_of_gradients(node) or node.target in SWITCHES or getattr(node.target, "writes", None) == ():
+        return
+    name = str(getattr(node.target, "__name__", node.target))
+    if (node.op == "call_method" or is_torchs(node, name)) and schema_of(node) and not draws_numbers(name):
         return
     if call is None or not (call.op.inplace or call.name == "expert_loop"):
         raise UnknownRuns(node.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from ..bytecode.reported import uncounted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import Heap
@@ -106,17 +108,23 @@ def follows(domain: Parts, key: Any, container: Any) -> bool:
     number = asked(domain, key)
     if type(number) is not int or not quiet() or number != native_hash(key):
         return False
-    others = [other for other in keys_in(objects, container) if other is not key and type(other) not in SIMPLE]
     heap.listening += 1
+    found = False
     try:
-        if not compares(domain, key) or not quiet() or has_lost(objects.record_of(container), type(key)):
-            return False
-        for other in others:
-            if native_hash(other) == number:
-                entered = other if objects.is_known(other) else objects.enter(other, Static("a key", other))
+        with domain.counter.counted_before():  # (no table asks that)
+            if not compares(domain, key) or not quiet() or has_lost(objects.record_of(container), type(key)):
+                return False
+        for other in keys_in(objects, container):
+            found = found or other is key
+            if other is key or native_hash(other) != number:
+                continue
+            simple = type(other) in SIMPLE or objects.is_known(other)
+            entered = other if simple else objects.enter(other, Static("a key", other))
+            with domain.counter.counted_before() if found else nullcontext():  # (a table asks up to the one it finds)
                 same = domain.truth(domain.compare("==", entered, key))
-                if not quiet() or same is not bool(other == key):
-                    return False
+            if not quiet() or same is not bool(other == key):
+                return False
+            found = found or same
     finally:
         heap.listening -= 1
     objects.looked_at += heap.reads(begin)  # (to change it from here on is a graph break)
@@ -191,7 +199,8 @@ class Equal:
     key: Any
 
     def __call__(self, found: Any) -> bool:
-        return found is self.key or (type(found) is type(self.key) and bool(found == self.key))
+        with uncounted():  # (it is no part of what the call does)
+            return found is self.key or (type(found) is type(self.key) and bool(found == self.key))
 
 
 def is_value(value: Any, known: Callable[[Any], bool]) -> bool:

@@ -66,6 +66,7 @@ def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> 
         return found
 
     of_numbers.__name__ = of_numbers.__qualname__ = getattr(function, "__name__", "of_numbers")
+    of_numbers.writes = ()  # type: ignore[attr-defined]
     return of_numbers
 
 
@@ -83,6 +84,7 @@ def of_items(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
         return quietly(items)
 
     of_plain.__name__ = of_plain.__qualname__ = getattr(function, "__name__", "of_plain")
+    of_plain.writes = ()  # type: ignore[attr-defined]
     return of_plain
 
 
@@ -149,6 +151,7 @@ def computed_array(function: Callable[..., Any], template: tuple, named: dict[st
         return made
 
     of_arrays.__name__ = of_arrays.__qualname__ = getattr(function, "__name__", "of_arrays")
+    of_arrays.writes = ()  # type: ignore[attr-defined]
     return of_arrays
 
 

@@ -107,23 +107,26 @@ def checkpointed(
 
 
 @contextmanager
-def modes_put_back(devices: Iterable[str]) -> Iterator[None]:
+def modes_put_back(devices: Iterable[str], always: bool = False) -> Iterator[None]:
     """Where the body ends early, by an error or as torch has it do once backward has what it needs, autocast and grad
-    mode are as they were before: a graph has no block around what runs in ``with torch.autocast``."""
+    mode are as they were before: a graph has no block around what runs in ``with torch.autocast``. always: and where
+    it ends well, as a part of a graph may."""
     recorded = torch.is_grad_enabled()
     before = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cached = torch.is_autocast_cache_enabled()
     depth = depth_of_autocast()
+    ended = False
     try:
         yield
-    except BaseException:
-        leave_to_depth(depth)
-        for device, enabled, dtype in before:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cached)
-        torch.set_grad_enabled(recorded)
-        raise
+        ended = not always
+    finally:
+        if not ended:
+            leave_to_depth(depth)
+            for device, enabled, dtype in before:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            torch.set_autocast_cache_enabled(cached)
+            torch.set_grad_enabled(recorded)
 
 
 def unpaired(graph: fx.Graph, marks: Marks, what: str) -> str | None:

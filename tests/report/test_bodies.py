@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reconciling import plain_counts, reported_counts
+from reconciling import counted_call, plain_counts, reported_counts
+from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, explain, reset
 from moebius.cache import calls
@@ -102,6 +103,68 @@ def test_each_side_counts_as_the_data_has_it(shape: str, condition: str) -> None
     assert not differing(shape, condition)
 
 
+# What was done before; ``net`` and ``optimizer`` are there.
+BEFORE = {
+    "backward": ["net(x).sum().backward()", "x = x + net.weight.grad"],
+    "step": [
+        "y = net(x)", "y.sum().backward()", "optimizer.step()", "optimizer.zero_grad()", "x = x + net(x).detach()",
+    ],
+    "adds up": ["net(x).sum().backward()", "net(-x).mean().backward()", "x = x * net.bias.grad.max()"],
+    "clipped": ["net(x).sum().backward()", "x = x * torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"],
+    "grad": ["g, = torch.autograd.grad(net(x).sum(), [net.weight])", "x = x + g"],
+    "own leaf": ["p = x.detach().requires_grad_()", "(p * p).sum().backward()", "x = x + p.grad"],
+    "checkpoint": ["checkpoint(net, x, use_reentrant=False).sum().backward()", "x = x + net.weight.grad"],
+    "autocast": [
+        "with torch.autocast('cpu', torch.bfloat16):", "    y = net(x)", "y.float().sum().backward()",
+        "x = x + net.weight.grad",
+    ],
+    "many": [
+        "for _ in range(3):", "    net(x).sum().backward()", "    optimizer.step()", "    optimizer.zero_grad()",
+        "    x = x + net(x).detach()",
+    ],
+    "array": ["x = x + torch.from_numpy(np.arange(4.0)).float()"],
+}  # fmt: skip
+AFTER = ("one side", "two sides", "goes on", "called", "experts")
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(("before", "after"), [*itertools.product(BEFORE, AFTER)])
+def test_gradients_may_decide(before: str, after: str) -> None:
+    """They are computed beside the graph, on copies: the call itself gives what it gives, and leaves the same."""
+    body = [line.format(c="x.sum() > 0") for line in (*BEFORE[before], "y = x", *SHAPES[after])]
+    lets_go: list[Any] = []
+    states: list[list[Any]] = []
+    for explained in (False, True):
+        reset()
+        net = torch.nn.Linear(D, D)
+        torch.nn.init.constant_(net.weight, 0.1), torch.nn.init.constant_(net.bias, 0.2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        namespace: dict[str, Any] = {"torch": torch, "np": np, "checkpoint": checkpoint}
+        namespace |= {"W": WEIGHTS_EDD, "E": E, "net": net, "optimizer": optimizer}
+        exec(compile(HELPER.format(body="\n    ".join(body)), "<after>", "exec"), namespace)
+        captured = capture(namespace["step"])
+        optimizer.step()  # (the first one imports)
+        states.append([])
+        for x in (DATA[0][:4], DATA[1][:4], DATA[4][:4]):
+            given = x.clone(), torch.ones(4, D)
+            if explained:
+                report = explain(captured)(*given)
+                counts, result = reported_counts(report), report.result
+                lets_go += report.in_loops
+            else:
+                counts, result = counted_call(namespace["step"], *given)
+            gradients = [parameter.grad for parameter in net.parameters()]
+            states[-1].append((counts, *result, *map(copied, (*net.parameters(), *gradients)), torch.is_grad_enabled()))
+    assert not lets_go
+    for plain, ours in zip(*states, strict=True):
+        assert plain[0] == ours[0]
+        torch.testing.assert_close(ours[1:], plain[1:])
+
+
+def copied(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().clone()
+
+
 def test_an_explained_call_gives_what_it_gives() -> None:
     """What decides is computed beside the graph: no number is drawn twice, nothing is written twice."""
     for shape, condition in itertools.product(("written", "experts"), ("random", "dropout", "python's", "numpy's")):
@@ -139,13 +202,38 @@ def test_where_there_are_ranks_nothing_is_computed_besides(monkeypatch: pytest.M
     assert report.in_loops and not report.breaks
 
 
-@pytest.mark.parametrize("off", ["runs", "jumps"])
+@pytest.mark.parametrize("off", ["runs", "jumps", "gradients"])
 def test_each_part_of_it_is_needed(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if off == "runs":
         monkeypatch.setattr(calls, "how_often", lambda gm, inputs: {})
-    else:
+    elif off == "jumps":
         monkeypatch.setattr(branches, "count_jumps", lambda *args: None)
+    else:
+        monkeypatch.setattr(how_often, "is_of_gradients", lambda node: False)
+        with pytest.raises(AssertionError):
+            test_gradients_may_decide("step", "one side")
+        return
     assert differing("goes on", "sum") or differing("experts", "sum")
+
+
+def test_what_is_saved_for_backward_is_packed_once() -> None:
+    packed: list[int] = []
+    net = torch.nn.Linear(3, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        net(x).pow(2).sum().backward()
+        return x + 1 if net.weight.grad.sum() > 0 else x
+
+    for call in (step, explain(capture(step))):
+        packed.append(0)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed[-1] += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            call(torch.ones(2, 3))
+    assert packed[0] == packed[1] > 0
 
 
 def test_random_numbers_are_drawn_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,33 @@ def equal_layers(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("step", [one_graph, two_breaks, in_a_loop, equal_layers])
+class Key:
+    """All are in one place of a table."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __hash__(self) -> int:
+        return 4
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.number == other.number
+
+
+def by_new_keys(x: torch.Tensor) -> torch.Tensor:
+    table = {Key(1): 1, Key(2): 2, 4: 0, Key(3): 5}
+    table[Key(2)] = 7
+    return x + table[Key(3)] + table.get(Key(9), 1) + (Key(1) in table) + len({Key(1), Key(2), Key(1)})
+
+
+KEY = Key(1)
+
+
+def by_a_known_key(x: torch.Tensor) -> torch.Tensor:
+    return x + {Key(2): 3, KEY: 2, Key(1): 4}[KEY] + len({KEY, KEY})
+
+
+@pytest.mark.parametrize("step", [one_graph, two_breaks, in_a_loop, equal_layers, by_new_keys, by_a_known_key])
 def test_each_call_of_a_step(step: Any) -> None:
     """Captured anew and hit, whatever runs below a break, and where equal layers were not interpreted twice."""
     x = torch.ones(3, 4)
