@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import time
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ import torch
 from moebius.lowering import Blockers
 from moebius.lowering.sync_points import sync_points
 
-from .bytecode.user_code import SHOWS, shown_code
+from .bytecode.user_code import SHOWS, is_library, shown_code
 from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, tell_before_it_goes
@@ -29,6 +30,7 @@ from .hook import Entry, call_unhooked, is_disabled, leave_alone
 from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import GraphBreak, Stats
+from .report.words import place
 from .torch_facts import torch_fakes, torch_memory
 from .trace.segment import Segment
 from .trace.trace import traceable
@@ -266,8 +268,44 @@ def bound_arguments(target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[t
     return ((target.__self__, *args) if isinstance(target, types.MethodType) else args), kwargs
 
 
-def explain(target: Any, **options: Any) -> Callable[..., Report]:
-    """``explain(fn)(*args, **kwargs)``: run the call once and report how it was captured; graph breaks do not raise."""
+class Explained:
+    """What ``explain(fn)`` gives. Called, it runs ``fn`` once and reports how the call was captured. report: of the
+    newest call, one that raised included."""
+
+    report: Report | None = None
+
+    def __init__(self, target: Callable[..., Any], captured: Captured):
+        self.target, self.captured = target, captured
+
+    def __repr__(self) -> str:
+        return f"<explain of {self.captured.function.__qualname__}>"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Report:
+        began = time.perf_counter()
+        given = bound_arguments(self.target, args, kwargs)
+        try:
+            with recorded(self.captured, ALL) as record:
+                result = self.target(*args, **kwargs)
+        except Exception as error:
+            took = time.perf_counter() - began
+            self.report = report_of_call(self.captured, record, None, *given, took, raised_by(error))
+            raise
+        took = time.perf_counter() - began
+        self.report = report_of_call(self.captured, record, result, *given, took)
+        return self.report
+
+
+def raised_by(error: Exception) -> str:
+    """An error's type, and the user's line in which it was raised."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(code, line) for code, line in frames if not is_library(code.co_filename)]
+    where = f" at {place(mine[-1][0].co_filename, mine[-1][1])}" if mine else ""
+    return f"{type(error).__name__}{where}"
+
+
+def explain(target: Any, **options: Any) -> Explained:
+    """``explain(fn)(*args, **kwargs)``: run the call once and report how it was captured; graph breaks do not raise.
+    What the call itself raises does; ``explain(fn).report`` has what was captured until then."""
     captured = captured_of(target)
     if captured is None:
         options.pop("fullgraph", None)
@@ -276,18 +314,7 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     elif options:
         raise OptionError("explain of a captured function takes no options: it has its own")
     assert captured is not None
-
-    def run(*args: Any, **kwargs: Any) -> Report:
-        began = time.perf_counter()
-        with recorded(captured, ALL) as record:
-            result = target(*args, **kwargs)
-        took = time.perf_counter() - began
-        report = report_of_call(captured, record, result, *bound_arguments(target, args, kwargs))
-        capturing = sum(cold.segment.seconds for cold in record.cold if cold.segment is not None)
-        report.seconds = {"capturing": capturing, "running": took - capturing}
-        return report
-
-    return run
+    return Explained(target, captured)
 
 
 def new_report(captured: Captured, result: Any = None) -> Report:
@@ -298,9 +325,18 @@ def new_report(captured: Captured, result: Any = None) -> Report:
     return report
 
 
-def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tuple, kwargs: dict[str, Any]) -> Report:
-    """The report of one call: what ran in it, not what was captured before or since."""
+def report_of_call(
+    captured: Captured,
+    record: CallRecord,
+    result: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    seconds: float,
+    raised: str = "",
+) -> Report:
+    """The report of one call, which took so long: what ran in it, not what was captured before or since."""
     report = new_report(captured, result)
+    report.raised = raised
     if not report.why:
         report.status, report.why = record.status, record.why_native
     for one in record.runs:
@@ -317,6 +353,8 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
     report.count("opaque", record.native.opaque)
     report.count("native", record.native.native)
     report.recompiles = captured.stats().recompiles
+    capturing = sum(cold.segment.seconds for cold in record.cold if cold.segment is not None)
+    report.seconds = {"capturing": capturing, "running": seconds - capturing}
     return report
 
 

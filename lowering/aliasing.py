@@ -136,13 +136,16 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
 
 def runs_writer(node: fx.Node) -> bool:
     """Whether a graph that the node is given, and may run, writes into what it is given in turn."""
+    if node.graph.owning_module is None:
+        return any(given.op == "get_attr" for given in node.all_input_nodes)
+    return any(map(writes_outside, graphs_given(node)))
+
+
+def graphs_given(node: fx.Node) -> list[fx.Graph]:
+    """The graphs that the node is given."""
     owner = node.graph.owning_module
-    for given in node.all_input_nodes:
-        if given.op == "get_attr":
-            body: Any = owner and operator.attrgetter(str(given.target))(owner)
-            if body is None or (isinstance(body, fx.GraphModule) and writes_outside(body.graph)):
-                return True
-    return False
+    named = [operator.attrgetter(str(given.target)) for given in node.all_input_nodes if given.op == "get_attr"]
+    return [body.graph for body in (of(owner) for of in named) if isinstance(body, fx.GraphModule)]
 
 
 def writes_outside(graph: fx.Graph) -> bool:

@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, computes, is_torchs, schema_of
+from moebius.lowering.aliasing import Storage, computes, graphs_given, is_torchs, schema_of
 from moebius.lowering.graph import SkipTurn, expert_loop
 from moebius.lowering.memo import remembering
 from moebius.lowering.operators import call_name, draws, loop_body, read_call
 from moebius.lowering.step.checkpoint import MARKS, modes_put_back
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy
+from moebius.lowering.step.functions import autograd_function, backward_place, set_backward
+from moebius.lowering.step.hooks import backward_with_hooks
 from moebius.lowering.step.whole import GRADIENTS, SWITCHES, is_backward
 from moebius.lowering.torch_private import default_saved_tensors_hooks, draws_numbers, set_grad_enabled
 from moebius.lowering.values import apply
@@ -33,7 +35,8 @@ BODY = "body"  # in the meta of a loop's node: the number under which it counts
 Found = dict[int, dict[tuple[int, bool], int]]
 DRAWS = (draw, draw_below, draw_numpy, draw_array)
 NO_RESULT = ("require_branch",)  # what it asks for is not needed here
-OF_GRADIENTS = frozenset((*GRADIENTS, *MARKS, torch.autograd.grad, "requires_grad_"))
+RUN_GRAPHS = (autograd_function, backward_place, set_backward, backward_with_hooks)
+OF_GRADIENTS = frozenset((*GRADIENTS, *MARKS, *RUN_GRAPHS, torch.autograd.grad, "requires_grad_"))
 
 
 class UnknownRuns(Exception):
@@ -185,6 +188,9 @@ def refuse_effects(node: fx.Node) -> None:
     call = read_call(node)
     if node.op in ("placeholder", "output", "get_attr") or computes(node) or draws(node) or only_draws(node):
         return
+    if node.target in RUN_GRAPHS:
+        for inner in (inner for graph in graphs_given(node) for inner in graph.nodes):
+            refuse_effects(inner)
     if is_of_gradients(node) or node.target in SWITCHES or getattr(node.target, "writes", None) == ():
         return
     name = str(getattr(node.target, "__name__", node.target))

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["DispatchMode", "FakeTensor", "FakeTensorMode", "split_module"]  # torch's, as they are
 
 set_grad_enabled = torch._C._set_grad_enabled
-IN_C = (torch._C._linalg, torch._C._fft, torch._C._special, torch._C._nn)  # where torch.linalg and others come from
+IN_C = tuple(getattr(torch._C, name) for name in ("_linalg", "_fft", "_special", "_nn"))  # torch.linalg's and others'
 TENSORS = frozenset({"Tensor", "List[Tensor]"})  # types of arguments and results in schemas
 assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the kernel runs, without a synchronisation
 

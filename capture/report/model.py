@@ -26,8 +26,9 @@ class Findings:
     """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
 
     result: what the call returned. status: "hit" (captured before), "captured", "recaptured" or "native", of this call,
-    and ``why`` if it was native. sync_points: where it waits for its device, or would on a GPU. coverage: how many
-    instructions of the user's this call executed, as
+    and ``why`` if it was native. raised: what ended it, and in which line; then the report is of what ran until then.
+    sync_points: where it waits for its device, or would on a GPU. coverage: how many instructions of the user's this
+    call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
     what it calls outside of torch, numpy and the standard library. functions: the same for each of them.
     counting_stopped: whether more ran natively than was counted. in_loops: how many of each function's instructions are
@@ -47,6 +48,7 @@ class Findings:
     result: Any = None
     status: str = "captured"
     why: str = ""
+    raised: str = ""
     graphs: list[CapturedGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
@@ -87,6 +89,10 @@ class Findings:
     @property
     def verdict(self) -> str:
         """One sentence: whether the call is one graph, what stands in the way, and what changed."""
+        return f"Raised {self.raised}. Until then: {self.until_then}" if self.raised else self.until_then
+
+    @property
+    def until_then(self) -> str:
         if self.status == "native":
             return f"NOT captured: {self.why or 'the call ran as plain Python'}"
         captures = len(self.graphs)
@@ -177,6 +183,7 @@ class Findings:
             "seconds": dict(self.seconds),
             "status": self.status,
             "why": self.why,
+            "raised": self.raised,
             "calls": None if self.calls is None else dict(zip(("hits", "all", "graphs"), self.calls, strict=True)),
             "verdict": self.verdict,
             "coverage": dict(self.coverage),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.8"
+VERSION = "1.9"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -40,6 +40,7 @@ SCHEMA: dict[str, Any] = {
         **PLACE,
         status={"enum": ["hit", "captured", "recaptured", "native"]},
         why=TEXT,
+        raised=TEXT,
         calls=maybe(record(hits=WHOLE, all=WHOLE, graphs=WHOLE)),
         verdict=TEXT,
         cold_seconds=NUMBER,

@@ -134,7 +134,7 @@ class Key:
 
 
 def by_new_keys(x: torch.Tensor) -> torch.Tensor:
-    table = {Key(1): 1, Key(2): 2, 4: 0, Key(3): 5}
+    table = {Key(1): 1, Key(2): 2, Key(3): 5}
     table[Key(2)] = 7
     return x + table[Key(3)] + table.get(Key(9), 1) + (Key(1) in table) + len({Key(1), Key(2), Key(1)})
 
