@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, tell_before_it_goes
 from .cache.generators import RUNS_AS_PYTHON, driven, is_driven
 from .cache.recompiles import shown
+from .codegen.native_parts import NativePart
 from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, leave_alone
 from .options import CaptureOptions, Options, make_options
@@ -278,7 +280,8 @@ class Explained:
         self.target, self.captured = target, captured
 
     def __repr__(self) -> str:
-        return f"<explain of {self.captured.function.__qualname__}>"
+        function = self.captured.function
+        return f"<explain of {function.__qualname__}>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Report:
         began = time.perf_counter()
@@ -320,6 +323,7 @@ def explain(target: Any, **options: Any) -> Explained:
 def new_report(captured: Captured, result: Any = None) -> Report:
     code = shown_code(captured.function)
     report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+    report.step_seconds = statistics.median(captured.entry.times) if captured.entry.times else None
     if is_driven(captured.function):
         report.status, report.why = "native", RUNS_AS_PYTHON
     return report
@@ -393,7 +397,7 @@ def report_of(captured: Captured) -> Report:
             if id(segment) in run:
                 report.newest += report.guards[guards:] + report.expert_regions[regions:]
             if (stopped := segment.graph_break) is not None:
-                took = None if segment.native is None else segment.native.seconds
+                took = seconds_in_a_call(segment.native, report.calls[1])
                 counts = id(segment) in run or cause(stopped) not in costs
                 costs.add(cause(stopped))  # (of two captures for different calls one costs something in each)
                 report.breaks.append(with_cost(stopped, took if counts else None))
@@ -401,6 +405,13 @@ def report_of(captured: Captured) -> Report:
             report.count("captured", segments[-1].counts.in_runs([{}]))
     report.recompiles = captured.stats().recompiles
     return report
+
+
+def seconds_in_a_call(part: NativePart | None, calls: int) -> float | None:
+    """What a native part takes, as often as it ran in each of so many calls."""
+    if part is None or part.seconds is None:
+        return None
+    return part.seconds * max(part.runs / max(calls, 1), 1.0)
 
 
 def cause(item: GraphBreak) -> tuple[str, str, str, int]:

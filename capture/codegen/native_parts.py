@@ -19,15 +19,16 @@ KEPT = 16  # runs of a part, the newest
 
 
 class NativePart:
-    """What runs as Python after one graph break. times: seconds of its newest runs that no report has counted.
-    met: whether the first run has been taken out of them; it captures what is below, fills caches, imports modules.
-    raised: whether a run has; returned: told when one has raised nothing, and none before."""
+    """What runs as Python after one graph break. times: seconds of its newest runs that no report has counted. runs:
+    how many all were. met: whether the first run has been taken out of them; it captures what is below, fills caches,
+    imports modules. raised: whether a run has; returned: told when one has raised nothing, and none before."""
 
-    __slots__ = ("code", "met", "raised", "returned", "times")
+    __slots__ = ("code", "met", "raised", "returned", "runs", "times")
 
     def __init__(self, code: Any, returned: Callable[[], None] | None = None):
         self.code, self.met, self.raised, self.returned = code, False, False, returned
         self.times: deque[float] = deque(maxlen=KEPT)
+        self.runs = 0
 
     @property
     def seconds(self) -> float | None:
@@ -45,6 +46,7 @@ class NativePart:
     def ended(self, began: float, raised: bool) -> None:
         """A run of it."""
         self.times.append(perf_counter() - began)
+        self.runs += 1
         self.raised |= raised
         if self.returned is not None and not self.raised:
             self.returned()

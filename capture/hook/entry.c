@@ -3,6 +3,9 @@
 #include "native.h"
 
 #include <stddef.h>
+#include <time.h>
+
+#define KEPT_TIMES 16
 
 /* One captured variant. Shared by the entry and by calls that are looking at an older list. */
 typedef struct {
@@ -27,6 +30,9 @@ typedef struct {
     VariantList *list;    /* NULL: none */
     unsigned long long hits, misses;
     int goes_on;          /* `function` gives what is still to be run of a frame */
+    int has_breaks;       /* the last call had a graph break: the next one is timed */
+    unsigned long long timed;
+    double times[KEPT_TIMES]; /* seconds of the newest such calls, without those of a report */
 } Entry;
 
 /* ---- lists ---- */
@@ -534,10 +540,27 @@ leave_out_our_frames(void)
     PyErr_Restore(kind, value, found);
 }
 
+static double
+seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 static PyObject *
 entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    PyObject *result = finished(call_entry_once((Entry *)self, args, nargsf, kwnames));
+    Entry *entry = (Entry *)self;
+    int timed = entry->has_breaks && own_tracer == NULL;
+    double began = timed ? seconds_now() : 0.0;
+    PyObject *result = call_entry_once(entry, args, nargsf, kwnames);
+    entry->has_breaks = result != NULL && Py_IS_TYPE(result, &mb_Continuation_Type);
+    timed = timed && entry->has_breaks;
+    result = finished(result);
+    if (timed && result != NULL) {
+        entry->times[entry->timed++ % KEPT_TIMES] = seconds_now() - began;
+    }
     if (result == NULL && !mb_disabled) {
         leave_out_our_frames();
     }
@@ -777,6 +800,22 @@ entry_count(Entry *entry, void *closure)
 }
 
 static PyObject *
+entry_times(Entry *entry, void *Py_UNUSED(closure))
+{
+    Py_ssize_t n = entry->timed < KEPT_TIMES ? (Py_ssize_t)entry->timed : KEPT_TIMES;
+    PyObject *times = PyTuple_New(n);
+    for (Py_ssize_t i = 0; times != NULL && i < n; i++) {
+        PyObject *seconds = PyFloat_FromDouble(entry->times[i]);
+        if (seconds == NULL) {
+            Py_CLEAR(times);
+            break;
+        }
+        PyTuple_SET_ITEM(times, i, seconds);
+    }
+    return times;
+}
+
+static PyObject *
 entry_object(Entry *entry, void *closure)
 {
     return Py_NewRef(closure == NULL ? entry->function : entry->cold);
@@ -823,6 +862,7 @@ static PyGetSetDef entry_getset[] = {
     {"targets", (getter)entry_targets, NULL, NULL, NULL},
     {"hits", (getter)entry_count, NULL, NULL, NULL},
     {"misses", (getter)entry_count, NULL, NULL, "misses"},
+    {"times", (getter)entry_times, NULL, NULL, NULL},
     {"function", (getter)entry_object, NULL, NULL, NULL},
     {"cold", (getter)entry_object, NULL, NULL, "cold"},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},

@@ -138,6 +138,9 @@ class Entry:
     @property
     def misses(self) -> int:
         """Calls that went to `cold`."""
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Seconds of the newest calls with a graph break, without a first one and those of a report."""
 
 def set_own_tracer(tracer: Callable[..., Any] | None, /) -> None:
     """The trace function (``sys.settrace``) under which captured calls still run captured. Under any other each

@@ -40,9 +40,10 @@ class Findings:
     recompiles: why later calls were captured again, if they were. calls: None of the report of one call; of one of all
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
     captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
-    (its first run, where it was captured), with what looking at it added. searches: regions of one graph, and what
-    looks for what keeps one of them a loop, for so many seconds. newest: of a report of all calls so far, the guards
-    and expert regions of the captures that a call runs; None: it is of one call.
+    (its first run, where it was captured), with what looking at it added. step_seconds: of a call with
+    graph breaks, the median of the newest calls without a report, the first left out. searches: regions of one graph,
+    and what looks for what keeps one of them a loop, for so many seconds. newest: of a report of all calls so far, the
+    guards and expert regions of the captures that a call runs; None: it is of one call.
     """
 
     result: Any = None
@@ -65,6 +66,7 @@ class Findings:
     recompiles: list[Recompile] = field(default_factory=list)
     calls: tuple[int, int, int] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    step_seconds: float | None = None
     searches: list[tuple[list[ExpertRegion], Search]] = field(default_factory=list)
     newest: list[Any] | None = None
 
@@ -104,7 +106,7 @@ class Findings:
             slowest, _ = counted(self.breaks)[0]
             runs = f"Runs as {plural(graphs, 'graph')}{of_all(graphs, captures)}; "
             said = runs if captures else "Runs as Python, without a tensor operation in a graph; "
-            cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
+            cost = self.cost_of(slowest)
             where = place(slowest.file, slowest.line)
             said += f"{'slowest break' if len(self.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"
         else:
@@ -117,6 +119,15 @@ class Findings:
             last = next(item for item in self.recompiles if item.call == self.recompiles[-1].call)
             said += f"; captured again, since {last.change} ({place(last.file, last.line)})"
         return said
+
+    def cost_of(self, item: GraphBreak) -> str:
+        """What a break costs in a call, and which part of the call that is."""
+        if not item.cost_us:
+            return ""
+        took, step = duration(item.cost_us * 1e-6), self.step_seconds
+        if step is None or item.cost_us * 1e-6 > step:
+            return f", {took} natively"
+        return f", {took} of a step ({item.cost_us * 1e-6 / step:.0%})"
 
     @property
     def how_called(self) -> str:
@@ -181,6 +192,7 @@ class Findings:
             "line": self.line,
             "cold_seconds": self.cold_seconds,
             "seconds": dict(self.seconds),
+            "step_seconds": self.step_seconds,
             "status": self.status,
             "why": self.why,
             "raised": self.raised,

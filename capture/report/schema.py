@@ -45,6 +45,7 @@ SCHEMA: dict[str, Any] = {
         verdict=TEXT,
         cold_seconds=NUMBER,
         seconds=TIMES,
+        step_seconds=maybe(NUMBER),
         coverage=record(**COUNTS),
         counting_stopped=YES,
         in_loops=WHOLE,

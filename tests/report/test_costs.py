@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import torch
 from reconciling import plain_counts, reported_counts
 
 from moebius import capture, disable, explain, stats
+from moebius.api import captured_of, report_of
 from moebius.cache import native_counts
 from moebius.codegen import native_parts
 from moebius.report.records import GraphBreak, counted
@@ -85,6 +87,59 @@ def test_the_cost_is_that_of_the_calls_before(monkeypatch: pytest.MonkeyPatch) -
         report = explain(captured)(x, lengths)
         assert sorted(item.cost_us or 0.0 for item in report.breaks) == [1e6, 3e6]
         assert "3.00 s" in report.verdict
+
+
+def test_the_verdict_says_which_part_of_a_step_it_is() -> None:
+    """Of calls with a break, but the first and those of a report."""
+
+    def one_break(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        loops(2000)
+        return y - 1
+
+    captured, x = capture(one_break), torch.ones(3)
+    first = explain(captured)(x)
+    assert first.step_seconds is None and first.verdict.endswith(" natively)")
+    for _ in range(20):
+        captured(x)
+    known = captured.times
+    assert len(known) == 16 and 0 < min(known)
+    for report in (explain(captured)(x), report_of(captured_of(captured))):
+        (item,) = report.breaks
+        assert item.cost_us is not None and report.step_seconds == statistics.median(captured.times)
+        share = f"{item.cost_us * 1e-6 / report.step_seconds:.0%}"
+        assert report.verdict.endswith(f" of a step ({share}))") and captured.times == known
+    item.cost_us = 2e6 * report.step_seconds
+    assert report.verdict.endswith(" natively)")
+
+
+def test_a_call_without_a_break_is_not_timed() -> None:
+    captured = capture(lambda x: x + 1)
+    for _ in range(3):
+        captured(torch.ones(3))
+    assert captured.times == () and explain(captured)(torch.ones(3)).step_seconds is None
+
+
+def test_a_break_in_a_loop_costs_what_all_its_runs_take() -> None:
+    def in_a_loop(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = inner(x)
+        return x
+
+    @capture
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        loops(500)
+        return y * 2
+
+    captured = capture(in_a_loop)
+    for _ in range(6):
+        captured(torch.ones(3))
+    report = report_of(captured_of(captured))
+    parts = [segment.native for member in captured_of(captured).family() for segment in member.segments]
+    expected = sorted({part.seconds * 1e6 * part.runs / 6 for part in parts if part is not None})
+    assert max(part.runs for part in parts if part is not None) > 6
+    assert sorted({item.cost_us for item in report.breaks}) == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("cpu_time")
