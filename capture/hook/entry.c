@@ -503,16 +503,33 @@ mb_call_with_cells(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- tracebacks ---- */
 
-/* Whether a frame is of ours: its file is named so (bytecode/hidden_frames.py). */
+static int
+begins_with(PyObject *text, const char *begin)
+{
+    const char *name = text != NULL && PyUnicode_Check(text) ? PyUnicode_AsUTF8(text) : NULL;
+    if (name == NULL) {
+        PyErr_Clear();
+    }
+    return name != NULL && strncmp(name, begin, strlen(begin)) == 0;
+}
+
+/* Whether a frame is of ours: its file is named so (bytecode/hidden_frames.py), it is a graph's code, or what runs such
+   code for an operator (a checkpoint's). Where an error of our own is raised, it stays. */
 static int
 is_ours(PyTracebackObject *entry)
 {
     PyCodeObject *code = PyFrame_GetCode(entry->tb_frame);
     const char *name = PyUnicode_AsUTF8(code->co_filename);
-    static const char begins[] = "<moebius residual of ", ends[] = " (importlib._bootstrap)";
+    static const char ends[] = " (importlib._bootstrap)";
     size_t length = name == NULL ? 0 : strlen(name), end = sizeof ends - 1;
-    int ours = length && (strncmp(name, begins, sizeof begins - 1) == 0 ||
-                          (length > end && strcmp(name + length - end, ends) == 0));
+    int ours = begins_with(code->co_filename, "<moebius residual of ") || begins_with(code->co_filename, "<eval_with_key>") ||
+               (length > end && strcmp(name + length - end, ends) == 0);
+    if (!ours && entry->tb_next != NULL) {
+        PyObject *globals = PyFrame_GetGlobals(entry->tb_frame);
+        ours = globals != NULL && PyDict_Check(globals) &&
+               begins_with(PyDict_GetItemString(globals, "__name__"), "moebius.lowering.");
+        Py_XDECREF(globals);
+    }
     if (name == NULL) {
         PyErr_Clear();
     }

@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from moebius import capture
 
@@ -164,3 +165,21 @@ def test_an_error_that_the_step_handles_has_them_too(handled, error, place):
         return found, [text_of(k) for k in kept], told.getvalue()
 
     assert seen(capture(names["step"], backend="eager")) == seen(names["step"])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_no_frame_of_ours_stands_in_what_a_checkpoint_raises(reentrant: bool) -> None:
+    def body(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x * (3 - k))
+
+    def step(x: torch.Tensor, k: torch.Tensor) -> None:
+        torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), k, use_reentrant=reentrant).sum().backward()
+
+    captured, known = capture(step), []
+    captured(torch.eye(3), torch.tensor(2.0))
+    for call in (step, captured):
+        with pytest.raises(torch.linalg.LinAlgError) as raised:
+            call(torch.eye(3), torch.tensor(9.0))
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+        known.append([(code.co_filename, code.co_name) for code in frames if code is not body.__code__])
+    assert known[0] == known[1]
