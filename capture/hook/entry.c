@@ -32,7 +32,7 @@ typedef struct {
     int goes_on;          /* `function` gives what is still to be run of a frame */
     int has_breaks;       /* the last call had a graph break: the next one is timed */
     unsigned long long timed;
-    double times[KEPT_TIMES]; /* seconds of the newest such calls, without those of a report */
+    double times[KEPT_TIMES]; /* seconds of the newest such calls, without captures and reports */
 } Entry;
 
 /* ---- lists ---- */
@@ -146,6 +146,8 @@ as_tuple_and_dict(PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObj
     return -1;
 }
 
+static unsigned long long cold_calls; /* of all entries */
+
 static PyObject *
 call_cold(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
@@ -153,6 +155,7 @@ call_cold(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
     if (as_tuple_and_dict(args, nargsf, kwnames, &positional, &keywords) < 0) {
         return NULL;
     }
+    cold_calls++;
     PyObject *cold = Py_NewRef(entry->cold);
     PyObject *call[] = {NULL, (PyObject *)entry, positional, keywords};
     PyObject *result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -570,12 +573,13 @@ entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject 
 {
     Entry *entry = (Entry *)self;
     int timed = entry->has_breaks && own_tracer == NULL;
+    unsigned long long cold = cold_calls;
     double began = timed ? seconds_now() : 0.0;
     PyObject *result = call_entry_once(entry, args, nargsf, kwnames);
     entry->has_breaks = result != NULL && Py_IS_TYPE(result, &mb_Continuation_Type);
     timed = timed && entry->has_breaks;
     result = finished(result);
-    if (timed && result != NULL) {
+    if (timed && result != NULL && cold == cold_calls) {
         entry->times[entry->timed++ % KEPT_TIMES] = seconds_now() - began;
     }
     if (result == NULL && !mb_disabled) {

@@ -140,7 +140,7 @@ class Entry:
         """Calls that went to `cold`."""
     @property
     def times(self) -> tuple[float, ...]:
-        """Seconds of the newest calls with a graph break, without a first one and those of a report."""
+        """Seconds of the newest calls with a graph break in which nothing was captured nor reported."""
 
 def set_own_tracer(tracer: Callable[..., Any] | None, /) -> None:
     """The trace function (``sys.settrace``) under which captured calls still run captured. Under any other each

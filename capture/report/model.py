@@ -41,7 +41,7 @@ class Findings:
     calls so far (hits, calls, graphs that the newest capture runs as): then graphs, breaks and the rest are of all
     captures, and status says no more than whether there are any. seconds: of the one call, ``{"capturing", "running"}``
     (its first run, where it was captured), with what looking at it added. step_seconds: of a call with
-    graph breaks, the median of the newest calls without a report, the first left out. searches: regions of one graph,
+    graph breaks, the median of the newest in which nothing was captured or reported. searches: regions of one graph,
     and what looks for what keeps one of them a loop, for so many seconds. newest: of a report of all calls so far, the
     guards and expert regions of the captures that a call runs; None: it is of one call.
     """
@@ -127,7 +127,8 @@ class Findings:
         took, step = duration(item.cost_us * 1e-6), self.step_seconds
         if step is None or item.cost_us * 1e-6 > step:
             return f", {took} natively"
-        return f", {took} of a step ({item.cost_us * 1e-6 / step:.0%})"
+        share = item.cost_us * 1e-6 / step
+        return f", {took} of a step ({share:.0%})" if share >= 0.01 else f", {took} of a step (under 1%)"
 
     @property
     def how_called(self) -> str:

@@ -278,3 +278,17 @@ def test_a_break_in_a_call_is_not_paid_twice() -> None:
     assert (merged.cost_us, count) == (5.0, 3)
     ((merged, _),) = counted(calls)
     assert merged.cost_us == 1000.0
+
+
+def test_a_call_in_which_something_is_captured_is_no_step() -> None:
+    def one_break(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        loops(10)
+        return y - 1
+
+    captured = capture(one_break, dynamic=False)
+    for size in (2, 3, 4):
+        captured(torch.ones(size))
+    assert captured.times == ()
+    captured(torch.ones(3))
+    assert len(captured.times) == 1
