@@ -25,6 +25,7 @@ def our_folders() -> tuple[str, ...]:
     return tuple(map(folder_of, PACKAGES))
 
 
+@functools.lru_cache(maxsize=4096)
 def is_ours(filename: str) -> bool:
     return filename.startswith(our_folders())
 

@@ -112,6 +112,7 @@ class Fakes(FakeTensorMode):
         self.counts_nothing = False  # whether no count of values is known
         self.given: tuple[Any, ...] = ()  # to the operator that runs now
         self.between: dict[tuple[Any, ...], Any] = {}  # how many rows lie between two numbers
+        self.counted_in: dict[tuple[Any, ...], torch.Tensor] = {}  # by their elements: the tensor that has the memo
         self.counted: dict[Any, tuple[Any, ...]] = {}  # by its symbol: of how many, from, to, in steps of
         # by id: what was squeezed along an axis of which only the running step knows whether it has size 1, and what
         # is made of it: it may have an axis less than its fake
@@ -122,12 +123,33 @@ class Fakes(FakeTensorMode):
         self.ran += 1
         doubtful = func in SQUEEZES and ask_of_ones(*args)
         given = tree_leaves((args, kwargs)) if doubtful or self.rank_in_doubt else ()
-        if self.counts_nothing and (memo := COUNTED.get(func)) and getattr(args[0], memo) is None:
-            self.leave_open(args[0], memo)
+        if (memo := COUNTED.get(func)) and getattr(args[0], memo) is None:
+            self.look_up_count(args[0], memo)
         result = self.run(func, types, args, kwargs)
         if doubtful or any(id(value) in self.rank_in_doubt for value in given):
             self.doubt_ranks(given, result)
         return result
+
+    def look_up_count(self, counted: Any, memo: str) -> None:
+        """There are as many values of a kind in a view as in what it is a view of, where it has all its elements."""
+        elements = self.elements(counted)
+        known = None if elements is None else getattr(self.counted_in.setdefault((memo, *elements), counted), memo)
+        if known is not None:
+            setattr(counted, memo, known)
+        elif self.counts_nothing:
+            self.leave_open(counted, memo)
+
+    def elements(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
+        """Which elements they are, in their order, and how often they were written; None: there are gaps."""
+        if tensor.layout is not torch.strided:
+            return None
+        count: Any = 1
+        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            if expression(size) != 1 and expression(stride) != count:
+                return None
+            count = count * expression(size)
+        storage = storage_of(tensor)
+        return storage, self.writes[storage], expression(tensor.storage_offset()), count, tensor.dtype, tensor.is_neg()
 
     def leave_open(self, counted: Any, memo: str) -> None:
         """Let how many values there are of a kind be any number, where it would be between 0 and how many there are."""

@@ -14,7 +14,6 @@ from ..bytecode.counting import goes_on_with
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, on_the_stack, users_place
 from ..bytecode.liveness import set_before
 from ..bytecode.stack_layout import names_stored
-from ..bytecode.user_code import is_ours
 from ..codegen.continuation_code import is_own, slot_of
 from ..guards.sources import as_written, for_people
 from ..heap.objects import Objects
@@ -39,11 +38,6 @@ def place_of(frame: Frame, index: int) -> Place:
     instruction, code = frame.program.instructions[index], frame.code
     place = code.co_filename, instruction.line or code.co_firstlineno, code.co_qualname
     return Place(place, code, instruction.offset)
-
-
-def without_ours(stack: tuple[Where, ...]) -> tuple[Where, ...]:
-    """A stack for a report: what stands in for a function of a library's is no frame of the program."""
-    return tuple(place for place in stack if not is_ours(place[0])) or stack
 
 
 def opened_by_user(stack: tuple[Where, ...], innermost: Frame | None) -> tuple[Frame | None, Frame | None]:
@@ -92,7 +86,7 @@ def said_of(
     operand = "" if instruction.arg is None else f" {instruction.argval!r:.60}"
     detail, hint = CHOSEN if chosen else (stop.detail, stop.hint)
     detail = tell(written(detail, frame.code))
-    return stop.reason, detail, hint, file, line, function, instruction.opname + operand, without_ours(stack)
+    return stop.reason, detail, hint, file, line, function, instruction.opname + operand, stack
 
 
 def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer: GraphWriter) -> str:

@@ -23,7 +23,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import Place
 from ..bytecode.stack_layout import handled_places, run_again
-from ..bytecode.user_code import is_library, shown_code
+from ..bytecode.user_code import is_library, is_ours, shown_code
 from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
@@ -168,12 +168,14 @@ class Trace:
     # ------------------------------------------------------------------------------------------------------------------
 
     def where(self) -> tuple[Where, ...]:
-        """The user's stack, outermost first."""
+        """The user's stack, outermost first. (What stands in for a function of a library's is no frame of it.)"""
         places: list[Where] = []
         known = self.places
         for frame in opened(self.machine.frame):
             key = id(frame.code), frame.pc  # (which its place keeps alive)
-            places.append(known.get(key) or known.setdefault(key, place_of(frame, frame.pc)))
+            place = known.get(key) or known.setdefault(key, place_of(frame, frame.pc))
+            if not is_ours(place[0]):
+                places.append(place)
         return tuple(reversed(places))
 
     def line(self) -> tuple[str, int]:

@@ -4,7 +4,7 @@ iteration.
     if mask.any():
         y.index_add_(0, token, expert(x[token]) * weight)
     else:
-        y[0, 0] += 0 * sum(p.sum() for p in expert.parameters())
+        y[0, 0] += 0 * sum(p.sum() for p in expert.parameters())  # or y = y + expert(torch.zeros(1, d)), without biases
 
 What is added is 0 or NaN, whatever the parameters are: added before or after the rows of other experts, it leaves the
 same sum (but for the sign of a zero). So the iterations of the experts with rows stand one after another, and are
@@ -17,6 +17,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, only_computes
@@ -24,13 +25,13 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.out_of_place import alike
 from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, call_name, given_to, loop_body, read_call
-from moebius.lowering.values import certain
+from moebius.lowering.operators import ELEMENTWISE, Call, call_name, given_to, loop_body, read_call
+from moebius.lowering.values import apply, certain
 
 # What gives zero (or NaN) for zeros: of its first argument, or of all.
 ZERO_AT_ZERO = frozenset(
     {"cast", "getitem", "sum", "reshape", "neg", "expand", "squeeze", "unsqueeze", "flatten", "mean", "clone",
-     "type_as", "contiguous", "detach", "select"}
+     "type_as", "contiguous", "detach", "select", "div", "linear", "permute", "transpose", "t", "chunk"}
 )  # fmt: skip
 
 
@@ -116,9 +117,23 @@ def makes_zero(call: Call) -> bool:
         return True
     if call.name == "add":
         return all(is_zero(call[side]) for side in ("input", "other"))
-    if call.name == "mul":
+    if call.name in ("mul", "matmul"):
         return is_zero(call["input"]) or is_zero(call["other"])
-    return call.name in ZERO_AT_ZERO and is_zero(call["input"])
+    if call.name == "zeros":
+        return not any(one is not None and one.op.inplace for one in map(read_call, call.node.users))
+    if call.name == "linear" and call["bias"] is not None:
+        return False
+    known = call.name in ZERO_AT_ZERO or (call.name in ELEMENTWISE and is_zero_at_zero(call.node))
+    return known and is_zero(call.args.get("input"))
+
+
+def is_zero_at_zero(node: fx.Node) -> bool:
+    """Whether an elementwise function of one tensor, and else of numbers, gives zero for zero."""
+    if len(node.all_input_nodes) != 1:
+        return False
+    zero = torch.zeros(1, dtype=torch.float32, device="cpu")
+    given: Any = [fx.map_arg(part, lambda _: zero) for part in (node.args, node.kwargs)]
+    return not apply(node, *given).any()
 
 
 def move(node: fx.Node, base: fx.Node, storage: Storage) -> None:

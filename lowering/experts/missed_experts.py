@@ -14,7 +14,7 @@ another, or nothing routes, or what they differ in is no row's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from moebius.kernels import experts
+from moebius.lowering.experts.idle import sum_of
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
 from moebius.lowering.experts.unrolled_loops import PLACES, added_rows, chased, is_branch
 from moebius.lowering.operators import (
@@ -36,7 +37,7 @@ from moebius.lowering.operators import (
     read_call,
     target_name,
 )
-from moebius.lowering.torch_private import same_size
+from moebius.lowering.torch_private import same_size, unbacked_symbols
 from moebius.lowering.values import certain, computed_of, reaches, same_shape, shape_of, tensor_of
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
@@ -56,6 +57,7 @@ FAR = 300  # pairs of nodes looked at behind two results
 DRAWS = "dropout draws its numbers expert by expert, on the rows that each expert has"
 DIFFERENT = "equal iterations"  # the first step of the proof for iterations that stand one after another
 BEHIND_BRANCHES = "experts, each behind a branch"
+IN_BRANCH = "data decide in an expert's iteration how its rows are computed"
 MOST = 4096  # results that meet
 
 
@@ -111,22 +113,53 @@ def find_overlooked(graph: fx.Graph) -> list[MissedExperts]:
 def behind_branches(graph: fx.Graph) -> Iterator[MissedExperts]:
     """Branches on data of one line that are alike but for the parameters of their products; none reads in a product
     what another one gave."""
-    lines: dict[Any, list[fx.Node]] = {}
+    lines: dict[Any, list[Inside]] = {}
     for node in graph.nodes:
-        if is_branch(node):
-            inside = [inner for inner in loop_body(node).graph.nodes if inner.op not in ("placeholder", "output")]
+        if is_branch(node) and sum_of(node) is None:  # (zeros, for parameters of experts without rows, are no results)
+            within = Inside(node)
+            inside = [inner for inner in within.nodes if inner.op not in ("placeholder", "output")]
             if any(map(is_product, inside)) and not any(inner.target is experts for inner in inside):
-                lines.setdefault(tuple(inner.meta.get("where") for inner in inside), []).append(node)
-    for nodes in lines.values():
-        own = [frozenset(outer for _, outer in weights_inside(node)) for node in nodes]
-        if len(nodes) > 1 and len(set(own)) > 1 and not any(reads_another(node, set(nodes)) for node in nodes):
-            inside = [*loop_body(nodes[0]).graph.nodes]
+                lines.setdefault(tuple(inner.meta.get("where") for inner in inside), []).append(within)
+    for alike in lines.values():
+        own, nodes = [one.weights for one in alike], [one.branch for one in alike]
+        if len(nodes) > 1 and len(set(own)) > 1 and not any(reads_another(one, set(nodes)) for one in alike):
+            inside = alike[0].nodes
             product = [inner for inner in inside if is_product(inner)][-1]
             faults = [(f"{DIFFERENT}: {DRAWS}", inner) for inner in inside if draws(inner)]
             faults += [(f"expert function: {target_name(n)} is of all rows at once", n) for n in across_rows(inside)]
+            faults += [(f"{DIFFERENT}: {IN_BRANCH}", node) for node in alike[0].branches if alike[0].decides(node)]
             faults += [(f"{DIFFERENT}: what else the branch does is not what an expert's iteration does", product)]
             reason, fault = faults[0]
             yield MissedExperts(len(set(own)), nodes[0], fault, reason, {*nodes, product}, idiom=BEHIND_BRANCHES)
+
+
+class Inside:
+    """What a branch runs, that of the branches in it included. outer: what the graph passes for their placeholders."""
+
+    def __init__(self, branch: fx.Node):
+        self.branch, self.outer = branch, dict[Any, Any]()
+        self.nodes, self.branches = list[fx.Node](), list[fx.Node]()
+        self.add(branch)
+        self.weights = self.weights_of(self.nodes)
+
+    def add(self, branch: fx.Node) -> None:
+        self.outer |= {inner: self.outer.get(given, given) for inner, given in given_to(branch).items()}
+        for node in loop_body(branch).graph.nodes:
+            self.nodes.append(node)
+            if is_branch(node):
+                self.branches.append(node)
+                self.add(node)
+
+    def weights_of(self, nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
+        """The parameters of the graph that are weights of products among the nodes."""
+        operands = (operand for node in nodes if is_product(node) for operand in node.all_input_nodes)
+        roots = (root_of(operand) for operand in operands if is_weight(operand))
+        found = (self.outer[root[0]] for root in roots if root is not None)
+        return frozenset(weight for weight in found if isinstance(weight, fx.Node) and is_parameter(weight))
+
+    def decides(self, branch: fx.Node) -> bool:
+        """Whether a branch within decides how, or whether, the same expert is computed."""
+        return self.weights_of(Inside(branch).nodes) == self.weights
 
 
 def across_rows(nodes: list[fx.Node]) -> Iterator[fx.Node]:
@@ -134,30 +167,23 @@ def across_rows(nodes: list[fx.Node]) -> Iterator[fx.Node]:
     such axis. (What adds them to a sum does not.)"""
     for node in nodes:
         shape = None if operator_name(node.target) in PLACES else shape_of(node)
-        if shape is not None and not any(type(size) is torch.SymInt for size in shape):
+        if shape is not None and not any(map(unbacked_symbols, shape)) and call_name(node) not in ("getitem", "select"):
             given = [shape_of(argument) for argument in node.all_input_nodes]
-            if any(before and type(before[0]) is torch.SymInt for before in given):
+            if any(before and unbacked_symbols(before[0]) for before in given):
                 yield node
 
 
-def weights_inside(branch: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """(product of the branch's body, the parameter of the graph that is its weight)."""
-    outer, products = given_to(branch), [node for node in loop_body(branch).graph.nodes if is_product(node)]
-    roots = [(node, root_of(operand)) for node in products for operand in node.all_input_nodes if is_weight(operand)]
-    found = [(node, outer[root[0]]) for node, root in roots if root is not None]
-    return [(node, weight) for node, weight in found if isinstance(weight, fx.Node) and is_parameter(weight)]
-
-
-def reads_another(branch: fx.Node, others: set[fx.Node]) -> bool:
+def reads_another(one: Inside, others: set[fx.Node]) -> bool:
     """Whether what another branch gave goes into a product of this one."""
     least = min(others)
     tainted = {
         inner
-        for inner, outer in given_to(branch).items()
-        if isinstance(outer, fx.Node) and outer.op != "placeholder" and reaches({outer}, others, least, itself=True)
+        for inner, outer in one.outer.items()
+        if isinstance(outer, fx.Node) and outer.graph is one.branch.graph and outer.op != "placeholder"
+        if reaches({outer}, others, least, itself=True)
     }
-    for node in loop_body(branch).graph.nodes:
-        if any(argument in tainted for argument in node.all_input_nodes):
+    for node in one.nodes:
+        if not tainted.isdisjoint((one.outer.get(node), *node.all_input_nodes)):
             if is_product(node):
                 return True
             tainted.add(node)

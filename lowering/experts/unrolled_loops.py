@@ -406,7 +406,8 @@ class Builder:
         values = [tensor_of(node) for node in nodes]
         alike = {(sizes_key(v.shape), v.dtype, v.device) for v in values if v is not None}
         if len(alike) != 1 or not all(isinstance(size, int) for size in next(iter(alike))[0]):
-            raise Differ("the experts' parameters differ in shape or dtype", nodes[0])
+            used = min(computed_of([self.first]).intersection(nodes[0].users), default=nodes[0])
+            raise Differ("the experts' parameters differ in shape or dtype", used)
         self.uses_row = True
         self.read.update(nodes)
         stacked = self.before(stack_experts, None, *nodes)

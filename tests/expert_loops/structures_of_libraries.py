@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from module_layers import MLP, SwiGLU
-from spellings import LOWERED, PROJECTED, D, E, K, N
+from spellings import CAPTURED, LOWERED, PROJECTED, D, E, K, N
 from structures import Routed, structure
 from torch import nn
 from torch.nn.functional import gelu, one_hot, relu, silu, softmax
@@ -508,4 +508,41 @@ class BiasInPlace(nn.Module):
             y = silu(h) @ self.w2[e]
             y += self.b2[e]
             out.index_add_(0, token, y * weight[token, slot, None])
+        return out
+
+
+@structure(LOWERED)
+class MakeMoE(Routed):
+    """makeMoE: a mask of [B, T], flat for what is read, as it is for what is written"""
+
+    kind = MLP
+
+    def forward(self, x):
+        x = x[None]
+        scores, index = self.gate(x), self.gate(x).topk(K, -1).indices
+        gates = softmax(torch.full_like(scores, float("-inf")).scatter(-1, index, scores.gather(-1, index)), -1)
+        out, rows, flat = torch.zeros_like(x), x.view(-1, D), gates.view(-1, E)
+        for i, expert in enumerate(self.experts):
+            mask = (index == i).any(dim=-1)
+            chosen = mask.view(-1)
+            if chosen.any():
+                out[mask] += (expert(rows[chosen]) * flat[chosen, i].unsqueeze(1)).squeeze(1)
+        return out[0]
+
+
+@structure(CAPTURED)
+class OneRowOrMore(Routed):
+    """an expert's only row goes another way than many do: `elif len(token) == 1`"""
+
+    def forward(self, x):
+        weight, index = self.route(x)
+        out = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(index == e)
+            if len(token) == 0:
+                continue
+            if len(token) == 1:
+                out[token[0]] += expert(x[token[0]]) * weight[token[0], slot[0]]
+            else:
+                out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
         return out

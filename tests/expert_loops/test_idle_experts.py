@@ -135,6 +135,20 @@ class SlotRows(Layer):
         return (y.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(1)
 
 
+class RowOfZeros(Layer):
+    """Nemotron-H's: the expert of a row of zeros gives zeros, as it has no biases."""
+
+    def mix(self, x, weight, index):
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(index == e)
+            if token.numel() > 0:
+                y.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+            else:
+                y = y + expert(torch.zeros_like(x[0]).unsqueeze(0))
+        return y
+
+
 class OthersFirst(Layer):
     """As written it stays a loop: rows of zeros are made behind the branch."""
 
@@ -178,7 +192,7 @@ class ReadInBetween(Layer):
         return y + seen
 
 
-LOWERED = [ZerosInTraining, NewSum, FirstToken, InEachTurn, AtTheEnd, LeftOut, SlotRows, ReadInBetween]
+LOWERED = [ZerosInTraining, NewSum, FirstToken, InEachTurn, AtTheEnd, LeftOut, SlotRows, ReadInBetween, RowOfZeros]
 OTHERS = [Masks, OthersFirst, OneAdded]
 
 

@@ -490,6 +490,15 @@ def layers_behind_branches(x, moe):
     return x
 
 
+def layers_behind_two_branches(x, moe):
+    for layer in moe.mlps:
+        if x.sum() > 0:
+            y = x.sin()
+            if y.mean() > -1:
+                x = x + layer(y)
+    return x
+
+
 def one_expert(x, moe):
     """Some tokens pass through a layer, the others by it."""
     score = moe.two(x)[:, 0]
@@ -501,7 +510,7 @@ ORDINARY = [layers_in_iteration, layers_in_iteration_with_gates, outputs_of_laye
             one_tensor_of_heads, heads_along_the_second_axis, projections, stacked_projections, classifiers,
             masked_tasks, ensemble, mixed_operations, positions, features, groups_of_features, streams, twin_critics,
             a_recurrent_cell, gated_units, scale_and_shift, two_inputs, a_bilinear_form, layers_behind_branches,
-            one_expert]  # fmt: skip
+            layers_behind_two_branches, one_expert]  # fmt: skip
 
 
 @pytest.mark.share(10)
@@ -518,6 +527,7 @@ def test_no_experts(function):
     ("name", "always", "function"),
     [
         ("reads_another", lambda branch, others: False, layers_behind_branches),
+        ("reads_another", lambda branch, others: False, layers_behind_two_branches),
         ("looked_up_rows", lambda piece, place: True, positions),
         ("varies", lambda node: True, mixed_operations),
     ],
@@ -527,3 +537,36 @@ def test_what_tells_them_apart(monkeypatch, name, always, function):
     monkeypatch.setattr(missed_experts, name, always)
     with pytest.raises(AssertionError):
         test_no_experts(function)
+
+
+def test_other_widths_are_told_where_they_are_read():
+    """Not where the step met the parameters first: in its ``zero_grad``."""
+
+    class Widths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(D, E)
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(D, N + e), nn.ReLU(), nn.Linear(N + e, D)) for e in range(E)
+            )
+
+        def forward(self, x):
+            index, out = self.gate(x).argmax(-1), torch.zeros_like(x)
+            for e, expert in enumerate(self.experts):
+                token = torch.where(index == e)[0]
+                out.index_add_(0, token, expert(x[token]))  # read
+            return out
+
+    layer = Widths()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).square().sum().backward()
+        optimizer.step()
+
+    captured = capture(step)
+    captured(torch.randn(8, D))
+    (region,) = report_of(captured_of(captured)).expert_regions
+    file, line = re.search(r"\((.*):(\d+)\)$", region.refusal).groups()
+    assert linecache.getline(file, int(line)).rstrip().endswith("# read")
