@@ -80,9 +80,8 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
     for node in shares:
         node.args = (*node.args[:2], promised[node][1])
-    for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
-        if not options.partial:
-            _ask_all_ranks(node, group_name)
+    if not options.partial:
+        _ask_all_ranks(gm.graph, group_name)
     returned = dict[fx.Node, fx.Node]()
     for node, num_experts in experts_of.items():
         where = node.meta.get("where") or ("", 0)
@@ -251,7 +250,8 @@ def _number_of(region: fx.Node) -> str:
         node = pending.pop()
         if node.op == "placeholder" and (number := number_of(real_of(node))) is not None:
             return f"of parameter {number}"
-        pending += node.all_input_nodes[::-1]
+        which = node.args[0] if node.target is stack_experts else None  # of these, what this rank's data say
+        pending += [item for item in node.all_input_nodes[::-1] if item is not which]
     return ""
 
 
@@ -289,16 +289,20 @@ def _gather_where_used(gm: fx.GraphModule) -> None:
                 user.replace_input_with(item, whole)
 
 
-def _ask_all_ranks(stack: fx.Node, group_name: str) -> None:
-    """A parameter for each expert: those get no gradient that no token of any rank has reached."""
-    index, *parameters = stack.args
-    if not isinstance(index, fx.Node):
-        return
-    with stack.graph.inserting_before(stack):
-        reached = stack.graph.call_function(reached_experts, (index, len(parameters), group_name))
-    reached.meta = {key: value for key, value in stack.meta.items() if key in ("where", "stack")}
-    _propagate(reached)
-    stack.args = (reached, *parameters)
+def _ask_all_ranks(graph: fx.Graph, group_name: str) -> None:
+    """A parameter for each expert: those get no gradient that no token of any rank has reached. Asked once for all
+    parameters of a layer."""
+    asked = dict[fx.Node, fx.Node]()
+    for stack in graph.find_nodes(op="call_function", target=stack_experts):
+        index, *parameters = stack.args
+        if not isinstance(index, fx.Node):
+            continue
+        if index not in asked:
+            with graph.inserting_before(stack):
+                reached = asked[index] = graph.call_function(reached_experts, (index, len(parameters), group_name))
+            reached.meta = {key: value for key, value in stack.meta.items() if key in ("where", "stack")}
+            _propagate(reached)
+        stack.args = (asked[index], *parameters)
 
 
 def _say_idle_ranks(plan: Plan) -> None:

@@ -90,9 +90,10 @@ def data_axes(mesh: Any, axis: int) -> list[int]:
     others = [i for i in range(mesh.ndim) if i != axis and mesh.size(i) > 1]
     unknown = [f"{names[i]!r} ({mesh.size(i)} ranks)" for i in others if names[i] not in DATA_AXES]
     if unknown:
+        known = ", ".join(repr(names[i]) for i in range(mesh.ndim) if i == axis or names[i] in DATA_AXES)
         raise DistributionError(
             f"the mesh has {', '.join(unknown)} beside {names[axis]!r}; only axes with data of their own are known "
-            f"there, called {', '.join(DATA_AXES)}. Rename it if that is what it is, or pass mesh[{names[axis]!r}]"
+            f"there, called {', '.join(DATA_AXES)}. Rename it if that is what it is, or pass mesh[{known}]"
         )
     return others
 

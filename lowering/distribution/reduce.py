@@ -38,7 +38,7 @@ from moebius.lowering.distribution.torch_private import (
     surround_backward,
     tree_leaves,
 )
-from moebius.lowering.distribution.weights import Weights, digest, window
+from moebius.lowering.distribution.weights import Weights, digest, here, window
 from moebius.lowering.step.gradients import Elsewhere
 from moebius.lowering.step.hooks import RankHook, is_looked_at, ranks_first
 from moebius.lowering.torch_private import version_of
@@ -98,9 +98,10 @@ class Reducer:
                 f"rank {self.mesh.get_rank()} has met {len(new)} new parameters ({self.first_few(new, names)}), and "
                 f"other ranks other ones; build the same model on every rank"
             )
-        for tensor in (*new, *(buffers if new else ())):
-            if not isinstance(tensor, Sharded):
-                copy_from_first_rank(tensor, self.mesh)
+        with torch.no_grad():
+            for tensor in (*new, *(buffers if new else ())):
+                if not isinstance(tensor, Sharded):
+                    copy_from_first_rank(here(tensor), self.mesh)
         for parameter in new:
             PLACES[id(parameter)] = (self, len(self.known))
             one = Known(weakref.ref(parameter), names.get(id(parameter), ""))
@@ -147,11 +148,13 @@ class Reducer:
             return None
         agree(self.mesh, f"the gradient of parameter {place}, which has hooks")
         mean = grad.detach().clone()
-        if isinstance(mean, Sharded):
-            self.average([mean.local], data_axes(self.mesh, self.axis))
-        else:
-            self.average([mean], range(self.mesh.ndim))
+        with torch.no_grad():
+            self.average([here(mean)], self.axes_of(mean))
         return mean
+
+    def axes_of(self, grad: torch.Tensor) -> Sequence[int]:
+        """Those over which the mean of a gradient is still to be taken."""
+        return data_axes(self.mesh, self.axis) if isinstance(grad, Sharded) else range(self.mesh.ndim)
 
     def passed(self) -> None:
         """The end of a backward pass that this waited for, and of those that were nested in it."""
@@ -177,8 +180,7 @@ class Reducer:
             Elsewhere.news = not alike and not touched <= self.ever
             self.ever |= touched
             self.iteration += 1
-            whole: dict[torch.dtype, list[torch.Tensor]] = {}
-            shards: dict[torch.dtype, list[torch.Tensor]] = {}
+            found: dict[tuple[bool, torch.dtype], list[torch.Tensor]] = {}
             for place in sorted(touched):
                 parameter = self.known[place].parameter()
                 if parameter is None:
@@ -187,14 +189,11 @@ class Reducer:
                     shape = parameter.shards if isinstance(parameter, Sharded) else None
                     parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
                 grad = parameter.grad
-                found = shards if isinstance(grad, Sharded) else whole
                 if isinstance(grad, Sharded):
                     grad.whole_copy.called = f"the gradient of parameter {place}"
-                found.setdefault(grad.dtype, []).append(grad.local if isinstance(grad, Sharded) else grad)
-            for grads in whole.values():
-                self.average(grads, range(self.mesh.ndim))
-            for grads in shards.values():
-                self.average(grads, data_axes(self.mesh, self.axis))
+                found.setdefault((isinstance(grad, Sharded), grad.dtype), []).append(grad)
+            for _, grads in sorted(found.items(), key=lambda item: item[0][0]):  # whole ones first
+                self.average([*map(here, grads)], self.axes_of(grads[0]))
 
     def trouble(self, touched: set[int], written: dict[int, int]) -> str:
         """Why gradients that are there cannot be averaged."""
@@ -304,12 +303,15 @@ def average_gradients(
     leave_to_fsdp(inner, mesh)
     parameters = [p for p in found if isinstance(p, torch.nn.Parameter) and not is_left_to_fsdp(p)]
     parameters = list({id(p): p for p in parameters}.values())
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
+    split = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    if not all(is_split_beside(parameter, mesh) for parameter in split):
         raise DistributionError(
-            "a parameter is a DTensor that fully_shard has not made (but parallelize_module or distribute_tensor?); "
-            "with mesh=... dense parameters are ordinary, whole on each rank, or split by fully_shard: leave out the "
-            "plan for tensor parallelism, or leave out mesh=... (then each rank runs all experts)"
+            "a parameter is a DTensor over ranks of mesh=... itself (of parallelize_module or distribute_tensor?), "
+            "whose data is their own; tensor parallelism takes an axis of its own beside those of mesh=... (from one "
+            "init_device_mesh: parallelize_module(model, all['tp'], ...), capture(step, mesh=all['dp', 'ep']))"
         )
+    if split or FSDP_MODULES:
+        unscale_together()
     buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
     if not REDUCERS:
         surround_backward(to_its_end)
@@ -343,8 +345,6 @@ def leave_to_fsdp(modules: Iterable[torch.nn.Module], mesh: Any) -> None:
     """Gradients of parameters that FSDP2 splits are averaged by it. Raises DistributionError where it does so over
     other ranks than the mesh has."""
     FSDP_MODULES.update(module for module in modules if isinstance(module, FSDPModule))
-    if FSDP_MODULES:
-        unscale_together()
     for module in list(FSDP_MODULES):
         parameters, ranks = fully_sharded(module)
         if parameters and ranks != set(mesh.mesh.flatten().tolist()):
@@ -354,6 +354,11 @@ def leave_to_fsdp(modules: Iterable[torch.nn.Module], mesh: Any) -> None:
             )
         for parameter in parameters:  # what forward sees is made in the first one
             FSDP_PARAMETERS[id(parameter)] = weakref.ref(parameter)
+
+
+def is_split_beside(parameter: DTensor, mesh: Any) -> bool:
+    """Whether the ranks that have parts of a parameter have one batch: this one is all that they and a mesh share."""
+    return set(parameter.device_mesh.mesh.flatten().tolist()) & set(mesh.mesh.flatten().tolist()) == {dist.get_rank()}
 
 
 def is_left_to_fsdp(parameter: torch.Tensor) -> bool:
@@ -370,7 +375,8 @@ def share_state(optimizers: Iterable[torch.optim.Optimizer], mesh: Any) -> None:
         for place, parameter in enumerate(parameters):
             state = optimizer.state.get(parameter, {})
             held += [place, *tree_leaves([(str(name), state[name]) for name in sorted(state, key=str)])]
-    tensors = [value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, Sharded | DTensor)]
+    tensors = [value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, Sharded)]
+    tensors = [value for value in tensors if not isinstance(value, DTensor) or is_split_beside(value, mesh)]
     plain = (int, float, str, type(None))
     form = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v if isinstance(v, plain) else type(v) for v in held]
     if not agree(mesh, "the state of optimizers", zlib.crc32(repr(form).encode())):
@@ -378,7 +384,7 @@ def share_state(optimizers: Iterable[torch.optim.Optimizer], mesh: Any) -> None:
             "the optimizer holds state of other steps on another rank; load the checkpoint on every rank, or on none"
         )
     with torch.no_grad():
-        for tensor in tensors:
+        for tensor in map(here, tensors):
             there = tensor.to(mesh.device_type)  # a count of steps may be on the CPU
             copy_from_first_rank(there, mesh)
             if there is not tensor:

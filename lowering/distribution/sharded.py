@@ -427,13 +427,13 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: 
     shards = [grad.shards if isinstance(grad, Sharded) else grad for grad in grads]
     held = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in shards]
     UNSCALE(held, found_inf, inverse_scale)
-    mesh = next(grad for grad in shards if isinstance(grad, DTensor)).device_mesh
-    agree(mesh, "unscaling gradients")
-    all_reduce(found_inf, mesh, range(mesh.ndim), "reduce", dist.ReduceOp.MAX)
+    for mesh in dict.fromkeys(grad.device_mesh for grad in shards if isinstance(grad, DTensor)):
+        agree(mesh, "unscaling gradients")
+        all_reduce(found_inf, mesh, range(mesh.ndim), "reduce", dist.ReduceOp.MAX)
 
 
 def unscale_together() -> None:
-    """Let GradScaler take lists in which FSDP2's DTensors come before others."""
+    """Let GradScaler take lists in which DTensors of others come before ours."""
     rule = dtensor_rules().get(UNSCALE)
     if rule is not None and not isinstance(rule, MixedRule):
         dtensor_rules()[UNSCALE] = MixedRule(rule)

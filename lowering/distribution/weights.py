@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from moebius.lowering.distribution.agree import all_reduce
 from moebius.lowering.distribution.errors import DistributionError
@@ -78,9 +79,14 @@ def digest_of_bits(samples: list[torch.Tensor | None], value: int) -> int:
     return value ^ bits
 
 
+def here(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor: of one that is split, its part, in the same memory. Reads no history."""
+    return tensor.local if isinstance(tensor, Sharded) else tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def some(tensor: torch.Tensor, iteration: int) -> torch.Tensor:
     """Up to NUMBERS numbers that lie together, of this rank's rows; the next ones in the next iteration."""
-    return some_of(tensor.local if isinstance(tensor, Sharded) else tensor.detach(), iteration)
+    return some_of(here(tensor).detach(), iteration)
 
 
 @for_each_rank

@@ -12,12 +12,10 @@ from rank_layers import Layer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from moebius import capture
-from moebius.errors import MeshError
-from moebius.lowering.distribution import DistributionError, Sharded
+from moebius.lowering.distribution import Sharded
 
 D, STEPS, SPIKE = 8, 6, 3  # SPIKE: the step whose batch overflows, on the first rank alone
 
@@ -196,20 +194,6 @@ def train_wrapped(way, sizes, parts):
 def test_ddp_around_the_model_is_one_process(on_new_ranks, way, sizes, parts):
     for placed in on_new_ranks(torch.Size(sizes).numel(), train_wrapped, way, sizes, parts):
         assert way == "in_a_generator" or all(placed)  # (what only a generator reaches stays whole)
-
-
-def refuse():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
-    model, optimizer = build()
-    parallelize_module(model, mesh, {"3": ColwiseParallel()})
-    with pytest.raises((MeshError, DistributionError)) as raised:
-        capture(step, mesh=mesh)(model, optimizer, torch.randn(4, D, dtype=torch.float64), None)
-    return str(raised.value)
-
-
-def test_tensor_parallel_is_refused_with_what_to_write(on_new_ranks):
-    for text in on_new_ranks(2, refuse):
-        assert "leave out the plan for tensor parallelism" in text
 
 
 def train_what_ddp_wraps(around):

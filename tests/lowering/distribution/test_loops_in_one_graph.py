@@ -25,6 +25,14 @@ class OfModules(nn.Module):
         return self.each[number](x)
 
 
+class Normed(OfModules):
+    """What is sent requires a gradient where the branch that makes it was taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.ModuleList(nn.Sequential(nn.LayerNorm(D), *each) for each in self.each)
+
+
 class Stacked(nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,7 +43,7 @@ class Stacked(nn.Module):
         return nn.functional.linear(nn.functional.silu(gate) * up, self.down[number])
 
 
-KINDS = {kind.__name__: kind for kind in (OfModules, Stacked)}
+KINDS = {kind.__name__: kind for kind in (OfModules, Normed, Stacked)}
 
 
 # Loops: tokens x, the experts of each, their weights.
