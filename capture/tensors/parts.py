@@ -27,7 +27,7 @@ class Parts:
     """Of one trace. read: by the symbol of a number, the tensor that it was read of."""
 
     def __init__(self, world: Any) -> None:
-        self.world, self.read = world, dict[Any, TensorProxy]()
+        self.world, self.listener, self.read = world, world.shape_env.listener, dict[Any, TensorProxy]()
 
     def note(self, number: Any, tensor: TensorProxy) -> Any:
         """A number that was read of a tensor."""
@@ -41,7 +41,7 @@ class Parts:
         keys = key if is_kind(key, tuple) else (key,)
         if not all(k is None or k is ... or is_kind(k, slice | int | torch.SymInt) for k in keys):
             return key
-        axes, moved, takes = axes_of(keys, proxy.fake.dim()), list(keys), self.world.shape_env.listener.takes
+        axes, moved, takes = axes_of(keys, proxy.fake.dim()), list(keys), self.listener.takes
         for place, axis in axes.items():
             part, size = keys[place], proxy.fake.shape[axis]
             length = self.length(part) if is_kind(part, slice) and is_kind(size, int) else None

@@ -35,12 +35,12 @@ class AssumedSizes:
 
     def __init__(self, trace: Attempt, world: FakeWorld, live_before: Callable[[], tuple[Any, ...] | None]):
         self.trace, self.env, self.counted, self.world = trace, world.shape_env, world.counted, world
-        self.live_before = live_before
+        self.writer, self.live_before = trace.writer, live_before
         world.shape_env.listener.assume, world.shape_env.listener.takes = self.assume, self.takes
 
     def assume(self, one: Any, other: Any) -> None:
         """Two sizes, as expressions, are taken to be equal by the operator that runs now."""
-        trace, writer, assumptions = self.trace, self.trace.writer, self.trace.assumptions
+        trace, writer, assumptions = self.trace, self.writer, self.trace.assumptions
         if (frame := trace.machine.frame) is None:  # the trace is over: lowering answers for what it writes
             return
         place = name_of(frame, frame.pc)
@@ -58,14 +58,14 @@ class AssumedSizes:
 
     def live(self) -> list[Any] | None:
         """What the graph keeps for Python to go on with, in case; None where it could not go on."""
-        if self.trace.writer.is_inner:
+        if self.writer.is_inner:
             return []
         found = self.live_before()
         return None if found is None else [one for one in found if is_kind(one, TensorProxy) and is_made(one.node)]
 
     def takes(self, size: int, part: slice, length: int) -> bool:
         """Whether a slice of so many rows is taken to be as long as its bounds say."""
-        trace, writer, assumptions = self.trace, self.trace.writer, self.trace.assumptions
+        trace, writer, assumptions = self.trace, self.writer, self.trace.assumptions
         if (frame := trace.machine.frame) is None or writer.is_inner or assumptions.on_a_mesh:
             return False
         place = name_of(frame, frame.pc)
@@ -93,7 +93,7 @@ class AssumedSizes:
     def is_known(self, symbol: Any) -> bool:
         """Whether the graph has the size. What a region takes for granted is so in it alone, and nobody asks where it
         does not run: it is to be a size of the region's own."""
-        writer = self.trace.writer
+        writer = self.writer
         if symbol in writer.scope.symbols or (not writer.is_inner and writer.bound(symbol)):
             return True
         given = self.counted.get(symbol)  # inside an operator, of a slice
@@ -104,6 +104,6 @@ class AssumedSizes:
 
     def emit(self, symbol: Any, given: tuple[Any, ...]) -> None:
         """The symbol stands for how many rows there are."""
-        node = self.trace.writer.node("call_function", rows_between, given, {})
+        node = self.writer.node("call_function", rows_between, given, {})
         node.meta["val"] = self.env.create_symintnode(symbol, hint=None)
-        self.trace.writer.scope.symbols[symbol] = lambda: node
+        self.writer.scope.symbols[symbol] = lambda: node

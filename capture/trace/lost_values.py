@@ -71,9 +71,9 @@ class Values:
 
     def writers_after(self, node: fx.Node, roots: Collection[fx.Node]) -> list[fx.Node]:
         """What writes into one of these memories behind the node."""
-        writers = self.storage.writers.items()
-        reaches = [one for one, targets in writers for t in targets if not self.storage.roots[t].isdisjoint(roots)]
-        return sorted({one for one in reaches if one > node})
+        storage = self.storage
+        found = [(one, target) for one, targets in storage.writers.items() for target in targets if one > node]
+        return sorted({one for one, target in found if not storage.roots[target].isdisjoint(roots)})
 
     def value(self, node: fx.Node) -> Any:
         number = node.meta.get("number")
@@ -109,7 +109,7 @@ class Values:
         if not (writers := self.writers_after(node, own)):
             return
         roots = self.storage.roots
-        sharing = [one for one in self.storage.graph.nodes if one > node and not own.isdisjoint(roots[one])]
+        sharing = [one for one in node.graph.nodes if one > node and not own.isdisjoint(roots[one])]
         if any(one.meta.get("number") in self.there for one in sharing) or not all(map(repeats_write, writers)):
             raise Unavailable(f"{node.name} is needed, and it has changed since it was made")
         if any(t.requires_grad for one in (node, *writers) for t in tensors_in(one.meta.get("val"))):
