@@ -109,6 +109,7 @@ def races(step, calls):
     return found, [str(w.message) for w in warned]
 
 
+@pytest.mark.faults
 def test_what_another_thread_changes_while_it_is_captured_is_named(monkeypatch, another_thread):
     settings = {"scale": 1.0}
     step = capture(lambda x: x * settings["scale"], backend="eager")
@@ -119,6 +120,7 @@ def test_what_another_thread_changes_while_it_is_captured_is_named(monkeypatch, 
     assert stats(step).graphs == 1 and stats(step).hits == 1
 
 
+@pytest.mark.faults
 def test_what_is_changed_each_time_runs_natively_in_the_end(monkeypatch, another_thread):
     settings = {"scale": 1.0}
     step = capture(lambda x: x * settings["scale"], backend="eager")
@@ -128,6 +130,7 @@ def test_what_is_changed_each_time_runs_natively_in_the_end(monkeypatch, another
     assert "natively from now on" in said[-1] and not stats(step).graphs
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("times", (1, 2))
 def test_without_another_thread_it_is_a_defect_of_capture_where_it_changes_twice(monkeypatch, times):
     """Once, what capture itself has asked natively may have changed it: a cache that fills."""

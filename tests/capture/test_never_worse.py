@@ -55,6 +55,7 @@ class Model(torch.nn.Module):
         return torch.nn.functional.dropout(self.linear(x), 0.5) + torch.rand(3)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_internal_error_leaves_a_plain_call_and_one_warning_with_a_file(stage, monkeypatch):
     owner, name = STAGES[stage]

@@ -42,6 +42,7 @@ def fails(monkeypatch, log):
     return lambda number: step(torch.ones(2), number), 3, "could not capture .*ZeroDivisionError"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", [gives_up, fails], ids=lambda kind: kind.__name__)
 def test_as_an_error_it_is_raised_once_as_it_is(kind, monkeypatch):
     log: list[str] = []
@@ -64,6 +65,7 @@ def test_as_an_error_it_is_raised_once_as_it_is(kind, monkeypatch):
     assert torch.equal(call(100), torch.ones(2) + 100)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", [gives_up, fails], ids=lambda kind: kind.__name__)
 def test_as_a_warning_it_has_our_category_and_the_call_goes_on(kind, monkeypatch):
     call, calls, text = kind(monkeypatch, [])
