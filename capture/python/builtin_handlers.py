@@ -370,7 +370,7 @@ class BuiltinHandlers(CallParts):
 
     def one_by_one(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """``max(1e-3, rms)`` asks a tensor whether it is the greater, and gives the number or the tensor. When the data
-        says otherwise than now, Python calls it once more (``asks_alone``)."""
+        says otherwise than now, Python calls it once more (``can_ask_again``)."""
         best, sign = values[0], ">" if function is max else "<"
         for value in values[1:]:
             if self.domain.truth(self.domain.compare(sign, value, best)):

@@ -278,7 +278,7 @@ class Array(SymbolicObject, named="ndarray"):
             self.refuse("the rows")
         if self.size() is None:
             return self.arrays.rows(self.proxy)
-        self.elements()  # before zip() and its like take an item of anything else: see ``asks_alone``
+        self.elements()  # before zip() and its like take an item of anything else: see ``can_ask_again``
         return self.arrays.made(ArrayRows(self, self.arrays.objects))
 
     def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from moebius.lowering.step import require_equal, rows_between
 
 from ..torch_facts.torch_fakes import FakeWorld
 from ..torch_facts.torch_private import expression, free_unbacked_symbols
-from ..values.values import Break, TensorProxy
+from ..values.values import TensorProxy
 from .attempt import Attempt
 from .may_raise import asks_of_sizes
 from .speculation import name_of
@@ -68,6 +68,8 @@ class AssumedSizes:
         trace, writer, assumptions = self.trace, self.writer, self.trace.assumptions
         if (frame := trace.machine.frame) is None or writer.is_inner or assumptions.on_a_mesh:
             return False
+        if trace.domain.loops.open:
+            return False
         place = name_of(frame, frame.pc)
         if not assumptions.runs_here or place in assumptions.unpredictable:
             return False
@@ -77,10 +79,7 @@ class AssumedSizes:
         if (live := self.live()) is None:
             return False
         count = self.counts(size, part.start, part.stop, 1)
-        try:
-            writer.call(require_equal, count, length, place, *live)
-        except Break:  # nobody could go on from here
-            return False
+        writer.call(require_equal, count, length, place, *live)
         held.add(said)
         return True
 

@@ -81,7 +81,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     stacks = trace.domain.stacks
     stopped = [FrameSnapshot(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
     lost = frames[len(connected(stopped, generators=True)) :]
-    if is_number and (lost or not (can_run_again(trace.writer.scope) if loops else asks_alone(stopped[-1]))):
+    if is_number and (lost or not (can_run_again(trace.writer.scope) if loops else can_ask_again(stopped[-1]))):
         if target is require_equal:
             raise asks_of_sizes(*map(torch_private.expression, args[:2]))
         raise Break(
@@ -120,7 +120,7 @@ def is_unseen(node: fx.Node) -> bool:
     return node.target is not expert_loop and computes(node)
 
 
-def asks_alone(place: FrameSnapshot) -> bool:
+def can_ask_again(place: FrameSnapshot) -> bool:
     """Whether the frame's instruction does nothing before it asks an array for its numbers, or a tensor for its sizes:
     it can run once more."""
     name, stack = place.frame.program.instructions[place.pc].opname, place.stack

@@ -38,6 +38,7 @@ from ..values.numbers import Number
 from ..values.values import ATOMS, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected, continuation
+from .may_raise import can_ask_again
 
 MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
@@ -159,7 +160,9 @@ class Speculation:
         """What Python goes on with before the instruction that the innermost frame is at; None where it cannot."""
         frames = self.trace.frames()
         chain = connected(frames, generators=True)
-        return self.live_in(chain, "run", None) if len(chain) == len(frames) else None
+        if len(chain) < len(frames) or not can_ask_again(chain[-1]):
+            return None
+        return self.live_in(chain, "run", None)
 
     def live_in(self, frames: list[FrameSnapshot], what: str, inner: Any) -> tuple[Any, ...] | None:
         request = self.trace.request
