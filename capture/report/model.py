@@ -156,8 +156,8 @@ class Findings:
 
     @property
     def lowered(self) -> int:
-        """How many expert regions became one grouped operator."""
-        return sum(region.lowered for region in self.expert_regions)
+        """How many of a call's expert regions became one grouped operator."""
+        return sum(region.lowered for region in self.of_a_call(self.expert_regions))
 
     @functools.cached_property
     def stays(self) -> dict[RegionRow, Stays]:

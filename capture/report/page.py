@@ -149,8 +149,8 @@ def chapter(report: Findings, index: int) -> str:
 
 def tiles(report: Findings) -> str:
     """The figures that a reader wants first."""
-    regions = report.expert_regions
-    known = [one.saved_bytes for one in report.of_a_call(regions) if one.saved_bytes is not None]
+    regions = report.of_a_call(report.expert_regions)
+    known = [one.saved_bytes for one in regions if one.saved_bytes is not None]
     costs = [guard.cost_ns for guard in report.of_a_call(report.guards) if guard.cost_ns is not None]
     made = [
         tile(*counted_as(report.graphs, "graph"), f"cold {duration(report.cold_seconds)}"),

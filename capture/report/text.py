@@ -88,8 +88,8 @@ def summary(report: Findings) -> str:
         plural(len(report.breaks), "graph break"),
         plural(len(report.guards), "guard"),
     ]
-    if report.expert_regions:
-        said.append(f"{report.lowered} of {plural(len(report.expert_regions), 'expert region')} lowered")
+    if regions := report.of_a_call(report.expert_regions):
+        said.append(f"{report.lowered} of {plural(len(regions), 'expert region')} lowered")
     said.append(report.how_called)
     said.append(f"cold {duration(report.cold_seconds)}")
     return " · ".join(said)

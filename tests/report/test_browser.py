@@ -179,3 +179,15 @@ def test_the_calls_that_were_captured_again_are_drawn(browser: Browser, tmp_path
         rows = "[...document.querySelectorAll('.timeline .mono')].map((name) => name.textContent)"
         assert browser.value(rows) == ["captured first", "mode", "x"]
         assert browser.value("document.querySelector('.verdict').textContent").count("x was float32[3]") == 1
+
+
+class TrainerOfAVeryLongName:
+    def training_step_that_is_longer(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_long_name_fits_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    step = capture(TrainerOfAVeryLongName().training_step_that_is_longer)
+    page = explain(step)(torch.ones(3)).to_html(tmp_path / "long.html")
+    browser.open(page, 390, 844)
+    assert browser.value("document.documentElement.scrollWidth") <= 390
