@@ -367,7 +367,7 @@ class Emitter:
         try:
             reduced = state_of(iterator)
         except RuntimeError as error:  # a dict or a set that has changed since
-            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container is alive") from error
         if type(iterator) in WALKS and (text := self.walk(iterator)) is not None:
             return self.assign(iterator, text)
         maker, arguments = reduced[0], reduced[1]
@@ -375,7 +375,7 @@ class Emitter:
         if arguments and type(arguments[0]) is collections.deque:  # it would see the effects as changes under it
             self.refuse_changed(iterator, arguments[0])
         if type(state) is int and type(arguments[0]) is list and state > len(arguments[0]) - (maker is reversed):
-            raise CannotRebuild(f"a {type(iterator).__name__} beyond the end of a list that became shorter")
+            raise CannotRebuild(f"a {type(iterator).__name__} beyond the end of a list that became shorter is alive")
         # (a chain's state: the iterator over what is chained, and the open one)
         for a in (*arguments, *(state if type(iterator) is itertools.chain and state else ())):
             if type(a) in CONTAINERS or type(a) in REDUCIBLE or is_kind(a, InTrace | Pulled):
@@ -401,7 +401,7 @@ class Emitter:
 
     def refuse_changed(self, iterator: Any, owner: Any) -> None:
         if any(record.shadow is owner for record in self.objects.changed_records()):
-            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container")
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container is alive")
 
     def view_value(self, view: Any) -> str:
         """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
@@ -441,7 +441,7 @@ class Emitter:
                 self.lines.append(f"{self.constant(BaseException.__setattr__)}({name}, {part!r}, {text})")
         else:
             if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
-                raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
+                raise CannotRebuild(f"a {cls.__name__}, which C code makes, is alive across a graph break")
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
             if base is collections.deque:
                 self.lines.append(f"{self.constant(base)}.__init__({name}, (), {value.maxlen!r})")
@@ -454,7 +454,7 @@ class Emitter:
             for item in base.__iter__(value):
                 self.lines.append(f"{self.constant(base)}.append({name}, {self.value(item)})")
         elif base in SETS:
-            raise CannotRebuild(f"a {cls.__name__}")
+            raise CannotRebuild(f"a {cls.__name__} is alive across a graph break")
         self.fill_namespace(name, value)
         for slot in slots_of(cls):
             try:
