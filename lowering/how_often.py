@@ -196,6 +196,8 @@ def refuse_effects(node: fx.Node) -> None:
     name = str(getattr(node.target, "__name__", node.target))
     if (node.op == "call_method" or is_torchs(node, name)) and schema_of(node) and not draws_numbers(name):
         return
+    if getattr(torch.nn.functional, name, None) is node.target and "generator" not in node.kwargs:
+        return  # (it is made of such operators)
     if call is None or not (call.op.inplace or call.name == "expert_loop"):
         raise UnknownRuns(node.name)
     if call.name == "expert_loop":
