@@ -1,5 +1,6 @@
 """Numbers of tokens an expert, as Python reads them: ``counts.tolist()`` of a vector of known length is a list of
-symbolic ints, which ``split`` takes; ``bincount`` of a routing index has a known length. No count is negative."""
+symbolic ints, which ``split`` takes; ``bincount`` of a routing index has a known length. No count is negative. As many
+tokens chose an expert as there are slots that name it, for a token's experts differ."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.experts.routing import distinct, index_bounds, index_root, is_written
 from moebius.lowering.operators import read_call
+from moebius.lowering.values import rank_of
 
 from ..torch_facts import torch_fakes, torch_private
 
@@ -79,6 +81,69 @@ def never_negative(node: Any, uncounted: set[int]) -> bool:
         case "sum" | "cast" | "clone" | "contiguous" | "reshape" | "flatten" | "getitem" | "select":
             return is_kind(source, fx.Node) and never_negative(source, uncounted)
     return False
+
+
+class SlotCounts:
+    """Which sizes are the number of slots of an index that name one expert. scope: where that is asked. uncounted: as
+    of ``never_negative``."""
+
+    def __init__(self, scope: Any, uncounted: set[int]):
+        self.scope, self.as_made, self.uncounted = scope, scope.as_made, uncounted
+
+    def are_equal(self, one: Any, other: Any) -> bool:
+        """Of two sizes, by their symbols."""
+        slots = self.counted(one)
+        return slots is not None and slots == self.counted(other)
+
+    def counted(self, size: Any) -> tuple[Any, ...] | None:
+        """(index, expert), where a size is the number of rows that were picked by those slots, or by their tokens."""
+        around = self.scope
+        while around is not None and size not in around.rows_of:
+            around = around.parent
+        mask = None if around is None else self.mask_behind(around.rows_of[size])
+        return None if mask is None else self.of_mask(mask)
+
+    def mask_behind(self, node: fx.Node) -> Any:
+        """The mask of which a node holds the places, or the rows."""
+        call = read_call(self.as_made(node))
+        if call is not None and call.name == "getitem":
+            key, whole = call["index"], read_call(self.as_made(call["input"]))
+            if type(key) is not int or whole is None or whole.name not in ("where", "nonzero"):
+                first, *others = key if is_kind(key, tuple) else (key,)
+                return first if is_boolean(first) and not any(is_kind(one, fx.Node) for one in others) else None
+            call = whole
+        if call is not None and call.name == "where":
+            return None if is_kind(call["input"], fx.Node) else call["condition"]
+        return call["input"] if call is not None and call.name in ("nonzero", "argwhere") else None
+
+    def of_mask(self, mask: Any) -> tuple[Any, ...] | None:
+        """(index, expert): of ``index == expert``, of the tokens with such a slot, and of these tokens' slots again."""
+        call = read_call(self.root(mask))
+        if call is None or self.is_written(call.node):
+            return None
+        if call.name == "any" and call["dim"] in (-1, rank_of(call["input"]) - 1):
+            compared = read_call(self.as_made(call["input"]))
+            once = compared is not None and compared.name == "eq" and distinct(self.as_made(compared["input"]))
+            return self.of_mask(call["input"]) if once else None
+        if call.name != "eq" or not is_kind(call["input"], fx.Node):
+            return None
+        index, expert = self.as_made(call["input"]), self.as_made(call["other"])
+        number = is_kind(expert, fx.Node) and rank_of(expert) == 0 and not self.is_written(expert)
+        if self.is_written(index) or not (number or type(expert) is int):
+            return None
+        picked = read_call(index)
+        if picked is not None and picked.name == "getitem" and is_boolean(picked["index"]):
+            slots = self.of_mask(picked["index"])
+            return slots if slots == (self.root(picked["input"]), expert) else None
+        return self.root(index), expert
+
+    def root(self, node: Any) -> Any:
+        return self.as_made(index_root(self.as_made(node)))
+
+    def is_written(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        known = is_kind(value, torch.Tensor) and torch_private.storage_of(value) not in self.uncounted
+        return not known or is_written(node)
 
 
 def is_boolean(node: Any) -> bool:

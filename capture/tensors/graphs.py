@@ -64,6 +64,7 @@ class GraphScope:
         self.is_forward = False  # of an autograd.Function
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
+        self.rows_of: dict[Any, fx.Node] = {}  # by its symbol: the first node that has so many rows
         self.expressions: dict[Any, Any] = {}
         self.numbers: dict[tuple[int, float], Any] = {}  # read in it of a tensor of one, by how often that was written
         self.held_equal: set[frozenset[Any]] = set()  # pairs of sizes that it compares already
@@ -112,6 +113,15 @@ class GraphScope:
         while scope is not None and scope.graph is not node.graph:
             scope = scope.parent
         return scope
+
+    def as_made(self, node: Any) -> Any:
+        """What a value is in the scope that made it: a placeholder of this one, or of one around it, is lifted."""
+        while is_kind(node, fx.Node) and node.op == "placeholder" and (scope := self.scope_of(node)) is not None:
+            outer = next((outer for outer, inner in scope.lifted.items() if inner is node), None)
+            if outer is None:
+                break
+            node = outer
+        return node
 
     def only_asks(self) -> bool:
         """Whether nothing in it so far writes, and no loop or branch stands in it."""
@@ -371,6 +381,7 @@ class GraphWriter:
                 symbol = torch_private.expression(size)
                 if symbol.is_Symbol and not self.bound(symbol):
                     scope.symbols[symbol] = self.size_reader(scope, node, "size", axis, size, symbol)
+                    scope.rows_of |= {symbol: node} if axis == 0 else {}
         if node.op != "placeholder" or not any(is_kind(size, torch.SymInt) for size in fake.shape):
             return
         for axis, stride in enumerate(fake.stride()):  # of a part of a tensor: no product of its own sizes

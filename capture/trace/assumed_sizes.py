@@ -16,6 +16,7 @@ from torch import fx
 from moebius.interpreter import is_kind
 from moebius.lowering.step import require_equal, rows_between
 
+from ..tensors.counts import SlotCounts
 from ..torch_facts.torch_fakes import FakeWorld
 from ..torch_facts.torch_private import expression, free_unbacked_symbols
 from ..values.values import TensorProxy
@@ -42,6 +43,8 @@ class AssumedSizes:
         """Two sizes, as expressions, are taken to be equal by the operator that runs now."""
         trace, writer, assumptions = self.trace, self.writer, self.trace.assumptions
         if (frame := trace.machine.frame) is None:  # the trace is over: lowering answers for what it writes
+            return
+        if SlotCounts(writer.scope, trace.tensors.uncounted).are_equal(one, other):
             return
         place = name_of(frame, frame.pc)
         known = all(self.is_known(symbol) for size in (one, other) for symbol in free_unbacked_symbols(size))
