@@ -26,7 +26,7 @@ from moebius.lowering.distribution.channels import channel_name
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.packing import pack, unpack
 from moebius.lowering.distribution.rendezvous import ProcessGroup, compare, group_of, header
-from moebius.lowering.distribution.torch_private import all_to_all_single, same_on_all, wait_tensor
+from moebius.lowering.distribution.torch_private import all_to_all_single, runs_at_once, same_on_all, wait_tensor
 from moebius.lowering.planner.traffic import chunk_span
 
 HAS_ROWS = 1 << 40  # beside the number of rows in a header: its rank has some
@@ -131,12 +131,12 @@ def _(value: Tensor, meeting: Tensor) -> Tensor:
 def meet(
     numbers_P: Tensor, group_name: str, place: str, sizes: list[int], backward: int = 0, owed: int = 0
 ) -> Tensor:
-    """The two, with the exchange between them. Collective."""
-    sent = begun(numbers_P, group_name, place, sizes, backward, owed)
+    """The two, with the exchange between them; as operators only for whoever traces them, which takes longer.
+    Collective."""
+    begin, end = (begin_meeting, end_meeting) if runs_at_once(numbers_P) else (begun, ended)
+    sent = begin(numbers_P, group_name, place, sizes, backward, owed)
     ones = [1] * numbers_P.shape[0]
-    told: Tensor = ended(
-        exchange(sent, ones, ones, "header", group_name), sent, group_name, place, sizes, backward
-    )
+    told: Tensor = end(exchange(sent, ones, ones, "header", group_name), sent, group_name, place, sizes, backward)
     return told
 
 

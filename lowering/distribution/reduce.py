@@ -41,7 +41,7 @@ from moebius.lowering.distribution.torch_private import (
 from moebius.lowering.distribution.weights import Weights, digest, here, window
 from moebius.lowering.step.gradients import Elsewhere
 from moebius.lowering.step.hooks import RankHook, is_looked_at, ranks_first
-from moebius.lowering.torch_private import version_of
+from moebius.lowering.torch_private import hooks_of_accumulation, version_of
 from moebius.lowering.values import certain
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
@@ -69,7 +69,7 @@ class Reducer:
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
     had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
     that was ever met. iteration: how many backward passes have ended. ever: places that
-    backward has reached on some rank."""
+    backward has reached on some rank. nodes_have_hooks: on some that accumulate, when the last pass first came here."""
 
     mesh: Any
     axis: int
@@ -80,6 +80,7 @@ class Reducer:
     signature: int = 0
     iteration: int = 0
     ever: set[int] = field(default_factory=set)
+    nodes_have_hooks: bool = False
 
     def place_of(self, parameter: torch.Tensor) -> int | None:
         """Where a parameter stands in ``known``."""
@@ -138,13 +139,17 @@ class Reducer:
                     "torch.autograd.grad of a parameter gives the gradient of this rank's loss alone; with mesh=..., "
                     "call backward(), whose gradients are averaged over the ranks"
                 )
+            if not self.running:
+                there = [leaf for one in self.known if (leaf := one.parameter()) is not None]
+                self.nodes_have_hooks = hooks_of_accumulation(there)
             self.running.add(number)
             at_end_of_backward(self.passed)
         self.touched.add(place)
         if (leaf := self.known[place].parameter()) is None:
             return None
         self.written.setdefault(place, version_of(leaf))
-        if not is_looked_at(leaf) or grad.layout is not torch.strided or grad.requires_grad:  # (those are refused)
+        refused = grad.layout is not torch.strided or grad.requires_grad
+        if refused or not is_looked_at(leaf, self.nodes_have_hooks):
             return None
         agree(self.mesh, f"the gradient of parameter {place}, which has hooks")
         mean = grad.detach().clone()

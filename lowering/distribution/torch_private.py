@@ -38,6 +38,11 @@ def wrapper_tensor(cls: type[T], like: torch.Tensor) -> T:
     )
 
 
+def runs_at_once(tensor: torch.Tensor) -> bool:
+    """Whether an operator on it computes, and nobody sees it: nothing is traced, nor simulated."""
+    return type(tensor) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
+
+
 def by_rank(tensor: torch.Tensor) -> list[torch.Tensor]:
     """A tensor as each rank has it that runs in this process: one, where none are simulated."""
     return list(tensor._local_tensors.values()) if isinstance(tensor, LocalTensor) else [tensor]

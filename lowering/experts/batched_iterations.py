@@ -11,6 +11,7 @@ weights go together, and that the products may be computed where the last one st
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ from moebius.lowering.values import (
     dtype_of,
     infer,
     nodes_between,
+    put_before,
     rank_of,
     shape_of,
     stands_at,
@@ -432,8 +434,18 @@ class Batched(Builder):
         if len(present) < len(wanted):
             lacks = [axis for axis in self.order if axis not in present]
             node = self.before("expand", node, *(self.size(axis) if axis in lacks else -1 for axis in wanted))
-        shape = shape_of(node) or ()
-        return node if len(self.order) == 1 else self.before("reshape", node, -1, *shape[len(self.order) :])
+        rest = (shape_of(node) or ())[len(self.order) :]
+        rows = math.prod(axis.size for axis in self.order)
+        return node if len(self.order) == 1 else self.reshaped(node, (-1, *rest), (rows, *rest))
+
+    def reshaped(self, node: fx.Node, sizes: tuple, shape: tuple) -> fx.Node:
+        """Its shape is known. (Torch's own rule takes sizes to be equal that are so this once, as a capacity of 1.)"""
+        if all(isinstance(size, int) for size in shape):
+            return self.before("reshape", node, *sizes)
+        value = certain(tensor_of(node))
+        with torch.no_grad():
+            like = value.new_empty(shape).requires_grad_(value.requires_grad)
+        return self.kept(put_before(self.first, "reshape", (node, *sizes), self.first, like))
 
     def expert_of_each_row(self) -> fx.Node:
         """[S]. A number below 0 counts from the end and one beyond the experts raises, as in torch's indexing."""
@@ -517,7 +529,9 @@ class Batched(Builder):
             whole = self.before(torch.zeros_like, self.flat(*self.wide[0]), dtype=value.dtype)
             total = self.before(torch.index_copy, whole, 0, self.some_rows(self.gates), total)
         if len(self.order) > 1:
-            total = self.before("reshape", total, *map(self.size, self.order), (shape_of(total) or ())[-1])
+            width = (shape_of(total) or ())[-1]
+            sizes = [axis.size for axis in self.order]
+            total = self.reshaped(total, (*map(self.size, self.order), width), (*sizes, width))
         present = [axis for axis in dims if axis is not None]
         if present[-1] != FEATURE:
             total = self.before("contiguous", self.before(torch.movedim, total, -1, present.index(FEATURE)))

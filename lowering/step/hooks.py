@@ -25,13 +25,14 @@ class RankHook:
         return self.function(gradient)
 
 
-def is_looked_at(parameter: torch.Tensor) -> bool:
-    """Whether hooks that are no mesh's see the parameter's gradient on its way."""
+def is_looked_at(parameter: torch.Tensor, nodes: bool = True) -> bool:
+    """Whether hooks that are no mesh's see the parameter's gradient on its way. nodes: whether some may be on the node
+    that accumulates it."""
     own = (gradient_hooks(parameter) or {}).values()
     return (
         any(not isinstance(hook, RankHook) for hook in own)
         or bool(hooks_after_accumulation(parameter))
-        or hooks_of_accumulation([parameter])
+        or (nodes and hooks_of_accumulation([parameter]))
     )
 
 

@@ -46,6 +46,32 @@ def test_without_the_search_nothing_is_lowered(monkeypatch):
     assert not report_of(captured_of(runner.captured)).expert_regions
 
 
+def test_a_capacity_of_one_is_a_size_that_varies():
+    """Its hint is 1 where the size becomes symbolic; rows are experts times capacity all the same."""
+    torch.manual_seed(0)
+    router, up, down = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((E, D), (E, D, N), (E, N, D)))
+
+    def layer(x):
+        capacity = max(1, (x.shape[0] + E - 1) // E)
+        index = (x @ router.T).argmax(-1)
+        place = ((one_hot(index, E).cumsum(0) - 1) * one_hot(index, E)).sum(-1)
+        kept = place < capacity
+        rows = x.new_zeros(E, capacity, D)
+        rows[index[kept], place[kept]] = x[kept]
+        rows = torch.bmm(torch.relu(torch.bmm(rows, up)), down)
+        out = torch.zeros_like(x)
+        out[kept] = rows[index[kept], place[kept]]
+        return out
+
+    captured = capture(layer)
+    for tokens in (4, 3, 2, 9, 5, 12, 1):
+        x = torch.randn(tokens, D, dtype=torch.float64)
+        (mine, theirs) = (torch.autograd.grad(f(x).square().sum(), (up, down)) for f in (captured, layer))
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    regions = report_of(captured_of(captured)).expert_regions
+    assert regions and all(region.lowered for region in regions), [region.refusal for region in regions]
+
+
 def test_another_backend_keeps_its_products():
     runner = Runner("gathered_weights", backend="aot_eager")
     assert not runner.call(0, exact=True)
