@@ -1,4 +1,4 @@
-"""Items, iteration, displays and text of traced values."""
+"""Items, iteration and displays of traced values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from moebius.interpreter import NULL, STOP, Frame, is_kind
 from moebius.interpreter.domain.core import lookup, type_name
 
 from ..guards.program import look_up
-from ..heap.lifetimes import classes_in
 from ..heap.places import item_of
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, derived_from, with_items
 from ..heap.walks import parts_of
@@ -32,14 +31,13 @@ from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number
 from ..values.rows import TensorRows
-from ..values.values import ATOMS, Break, SymbolicObject, TensorMethod, TensorProxy, UndefinedAfterLoop, type_of
+from ..values.values import ATOMS, Break, SymbolicObject, TensorProxy, type_of
 from ..values.views import View
 from . import natives
-from .enums import plain_member
-from .open_sets import Sets
 from .own_hashes import new_key, own_key
 from .specials import MISSING_IS_SET, is_replaced
-from .texts import Text, texts
+from .texts import Text
+from .written_values import WrittenValues
 
 OPEN_KEYS = (Number, torch.SymInt)
 LARGE_TABLE = 1024  # items that a graph's code is to hold at most
@@ -61,8 +59,8 @@ class Pulled:
         return item
 
 
-class Containers(Sets):
-    """Reading, writing, walking and building containers; texts of values."""
+class Containers(WrittenValues):
+    """Reading, writing, walking and building containers."""
 
     def get_attr(self, obj: Any, name: str) -> Any:
         return self.attributes.get(obj, name)
@@ -440,9 +438,6 @@ class Containers(Sets):
             made[new_key(self, key, made, True)] = value
         return self.objects.made(made)
 
-    def build_string(self, parts: list[str]) -> Any:
-        return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)
-
     # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
 
     def list_append(self, target: Any, value: Any) -> None:
@@ -480,109 +475,6 @@ class Containers(Sets):
 
     def mapping(self, other: Any) -> Any:
         return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
-
-    def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
-        if is_kind(value, TensorProxy) and not conversion and not value.fake.dim():
-            known = number_of(value.node)  # a tensor without axes is formatted as its number is
-            value = value if known is None else known
-        if self.texts.is_open(value) and type(spec) in ATOMS:
-            return self.texts.formatted(value, conversion, spec)
-        value = natives.specialised(value, self.calls.known)
-        if self.has_plain_text(value):
-            return super().format_value(value, conversion, spec)
-        if conversion:
-            return self.format_value(self.convert_value(value, conversion), "", spec)
-        own = self.attributes.on_type(type_of(value), "__format__")
-        if is_kind(own, types.FunctionType) and type(value) is type_of(value):
-            text = self.call(self.attributes.bind(own, value, type(value)), [spec or ""], {})
-            if type_of(text) is str:
-                return text
-            raise Break("text of a value that is not plain", "__format__ gives no str", "format it after the step")
-        if spec and own is object.__format__ and type(spec) is str:
-            raise TypeError(f"unsupported format string passed to {type_of(value).__name__}.__format__")
-        if spec:
-            raise Break(
-                "text of a value that is not plain",
-                f"a {type_of(value).__name__} is formatted",
-                "format it after the step",
-            )
-        return self.text_of(value)
-
-    def convert_value(self, value: Any, conversion: str) -> Any:
-        if self.texts.is_open(value):
-            return self.texts.formatted(value, conversion, "")
-        value = natives.specialised(value, self.calls.known)
-        if self.has_plain_text(value):
-            return super().convert_value(value, conversion)
-        if conversion == "a":
-            detail = f"the ascii form of a {type_of(value).__name__}"
-            raise Break("text of a value that is not plain", detail, "format it after the step")
-        return self.text_of(value) if conversion == "s" else self.repr_of(value)
-
-    def text_of(self, value: Any = "", *encoding: Any) -> Any:
-        """``str(value)``."""
-        if self.texts.is_open(value) and not encoding:
-            return self.texts.formatted(value, "s", "")
-        value = natives.specialised(value, self.calls.known)
-        if self.has_plain_text(value):
-            return str(value, *encoding)
-        if is_kind(value, BaseException) and self.objects.record_of(value) is None:
-            return self.exception_text(value)
-        if not is_kind(value, TensorProxy | UndefinedAfterLoop | TensorMethod):
-            method = self.attributes.on_type(type(value), "__str__")
-            if is_kind(method, types.FunctionType):
-                return self.call(method, [value], {})
-            if method is object.__str__:
-                return self.repr_of(value)
-            if plain_member(value) is not value:
-                return str(value)  # C's, of a number or a text
-        raise Break(
-            "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
-        )
-
-    def exception_text(self, error: BaseException) -> Any:
-        """``str(error)`` of one that the step made; its arguments may be the graph's."""
-        method = self.attributes.on_type(type(error), "__str__")
-        if is_kind(method, types.FunctionType):
-            return self.call(method, [error], {})
-        if method is BaseException.__str__:
-            return "" if not error.args else self.text_of(error.args[0] if len(error.args) == 1 else error.args)
-        if method is KeyError.__str__ and len(error.args) == 1:
-            return self.repr_of(error.args[0])
-        if not self.has_plain_text(error.args):
-            raise Break("text of a value that is not plain", f"str() of a {type(error).__name__}", "keep its arguments")
-        return str(error)
-
-    def has_plain_text(self, value: Any) -> bool:
-        """Whether C code may write the value down: a plain one. Of the classes in it, what they are called is read."""
-        if not natives.is_plain(value, self.calls.known):
-            return False
-        for cls in classes_in(value):
-            if is_kind(self.attributes.on_type(type(cls), "__repr__"), types.FunctionType):
-                return False
-            self.read_its_name(cls)
-        return True
-
-    def read_its_name(self, cls: type) -> None:
-        for name in ("__qualname__", "__module__"):
-            natives.specialised(self.attributes.get(cls, name))
-
-    def repr_of(self, value: Any) -> Any:
-        """``repr(value)``."""
-        if self.texts.is_open(value):
-            return self.texts.formatted(value, "r", "")
-        value = natives.specialised(value, self.calls.known)
-        if self.has_plain_text(value):
-            return repr(value)
-        method = self.attributes.on_type(type(value), "__repr__") if not is_kind(value, TensorProxy) else ABSENT
-        if is_kind(method, types.FunctionType):
-            return self.call(method, [value], {})
-        if method is type.__repr__:
-            self.read_its_name(value)
-            return repr(value)
-        raise Break(
-            "text of a value that is not plain", f"repr() of a {type_of(value).__name__}", "print it after the step"
-        )
 
 
 def is_table(items: Any) -> bool:

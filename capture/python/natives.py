@@ -104,6 +104,7 @@ PLAIN_TYPES: frozenset[type] = frozenset(
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
 
 NO_ITERATORS = frozenset((int, float, bool, str, bytes, type(None), list, tuple, dict, set))
+DEEP = 40  # containers in containers
 ITERATORS: tuple[type, ...] = (
     *TELLING,
     *map(type, (iter(collections.deque()), reversed(collections.deque()), next(itertools.groupby(" "))[1])),
@@ -133,8 +134,9 @@ def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
-def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
-    """Whether the value is plain all the way down: atoms, new containers of atoms, types and functions."""
+def is_plain(value: Any, known: Callable[[Any], bool], depth: int = DEEP) -> bool:
+    """Whether the value is plain all the way down: atoms, new containers of atoms, types and functions. depth: how far
+    down that is looked for; a container may be in itself."""
     kind = type(value)
     if kind in SYMBOLIC:
         return False
@@ -145,16 +147,16 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
     if is_kind(value, type):
         return not asks_metaclass(value)
     if kind is slice:
-        return all(is_plain(v, known) for v in (value.start, value.stop, value.step))
+        return all(is_plain(v, known, depth) for v in (value.start, value.stop, value.step))
     if is_kind(value, types.FunctionType):
         return False
     if is_kind(value, tuple | frozenset) and kind in (tuple, frozenset):
-        return all(is_plain(v, known) for v in value)
-    if known(value) or kind not in CONTAINERS and kind not in VIEWS:
+        return all(is_plain(v, known, depth) for v in value)
+    if not depth or known(value) or kind not in CONTAINERS and kind not in VIEWS:
         return False
     if kind in DICTS:
-        return all(is_plain(k, known) and is_plain(v, known) for k, v in value.items())
-    return all(is_plain(v, known) for v in value)
+        return all(is_plain(k, known, depth - 1) and is_plain(v, known, depth - 1) for k, v in value.items())
+    return all(is_plain(v, known, depth - 1) for v in value)
 
 
 def pickles_alike(value: Any, known: Callable[[Any], bool], texts: set[str]) -> bool:

@@ -218,17 +218,6 @@ class Operators(Membership):
         self.calls.container_method(left, type(left), method, [right], {})
         return left
 
-    def percent(self, text: str, values: Any) -> Any:
-        parts = values if type(values) is tuple else (values,)
-        if is_kind(values, TensorProxy) and "%" not in text:
-            return text  # it has items, as a mapping: nothing says that there are too many
-        if self.texts.is_open(*parts):
-            return self.texts.make(texts.percent, text, *parts)
-        values = natives.specialised(values, self.calls.known)
-        if not self.has_plain_text(values):
-            raise Break("text of values that are not plain", "str % ...", "format plain values")
-        return text % values
-
     def operand(self, value: Any) -> Any:
         """A container as the real one that stands for it."""
         return self.objects.contents(value) if type(value) in CONTAINERS else value

@@ -120,6 +120,7 @@ class Parts(Domain):
     text_of: Callable[..., Any]  # ``str(value)``
     repr_of: Callable[[Any], Any]  # ``repr(value)``
     has_plain_text: Callable[[Any], bool]  # whether C code may write a value down
+    percent: Callable[[str, Any], Any]  # ``text % values``
 
     @property
     def frame(self) -> Frame | None:

@@ -7,9 +7,10 @@ unless it comes from the call's inputs alone: then today's text is taken, under 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +54,7 @@ class Texts:
     def __init__(self, tensors: OperatorsWithNumbers):
         self.tensors, self.writer, self.guards = tensors, tensors.writer, tensors.guards
         self.inputs: list[Text] = []
+        self.being_written: list[int] = []  # by id: lists, tuples and dicts whose items' texts are being made
 
     @property
     def numbers(self) -> Numbers:
@@ -110,6 +112,18 @@ class Texts:
         """Places of those inputs whose letters the step has needed so far."""
         found = {s.name for n in self.numbers.fixed.values() if is_kind(n, Text) for s in n.sources or ()}
         return found & {t.source.name for t in self.inputs if t.source is not None}
+
+    @contextlib.contextmanager
+    def writing(self, display: Any) -> Iterator[None]:
+        """While the texts of a container's items are made."""
+        if id(display) in self.being_written:
+            detail = f"a {type(display).__name__} is in itself"
+            raise Break("text of a value that is not plain", detail, "print it after the step")
+        self.being_written.append(id(display))
+        try:
+            yield
+        finally:
+            self.being_written.pop()
 
     def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
         return self.make(texts.formatted, value, conversion or "", spec or "")

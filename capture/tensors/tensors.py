@@ -512,7 +512,7 @@ class TensorOperations:
     def symbolic_truth(self, value: Any) -> bool:
         """``bool(size expression)``: a guard on backed sizes, a graph break where it depends on values."""
         try:
-            return bool(value)
+            return bool(value != 0 if type(value) is torch.SymFloat else value)  # (torch asks which float it is)
         except torch_private.DATA_DEPENDENT:
             if (known := self.speculate(value)) is not None:
                 return known

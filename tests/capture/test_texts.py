@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -54,6 +55,105 @@ def in_place_between(x):
 
 def of_sizes(x):
     return f"{tuple(x.shape)} {x.shape[0]}", {f"size {x.shape[0]}": 1}
+
+
+class Pair(NamedTuple):
+    rows: int
+    columns: int
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"Named({self.name})"
+
+
+LEAVES = {
+    "size": lambda x: x.shape,
+    "part": lambda x: x.shape[:1],
+    "none": lambda x: x.shape[2:],
+    "number": lambda x: x.shape[0],
+    "read": lambda x: x.sum().item(),
+    "tensor": lambda x: x.sum(),
+    "plain": lambda x: "it's",
+    "own": lambda x: Named(x.shape[0]),
+    "row": lambda x: Pair(*x.shape),
+}
+HELD = {
+    "itself": lambda v: v,
+    "list": lambda v: [v, 1, v],
+    "one": lambda v: (v,),
+    "dict": lambda v: {"a": v, 3: None},
+    "deep": lambda v: {"a": [(v, "%s")], "b": ()},
+}
+WRITTEN = {
+    "f-string": lambda v: f"got {v}.",
+    "!r": lambda v: f"{v!r} %",
+    "str": lambda v: "got " + str(v),
+    "repr": repr,
+    "format": lambda v: "{0} {1!r} {{}}".format(v, v),  # noqa: UP030, UP032
+    "percent": lambda v: "%d%% %s and %r %5.2f" % (3, v, v, 0.5),  # noqa: UP031
+    "wide": lambda v: f"{v!s:>60}|{str(v):<60}",
+    "join": lambda v: ", ".join(map(str, (v, v))),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("held", HELD)
+def test_text_of_what_holds_sizes_numbers_and_tensors(held, written):
+    """Whatever holds it and however it is written: one graph for all sizes, and Python's letters."""
+
+    def step(x):
+        return [WRITTEN[written](HELD[held](leaf(x))) for leaf in LEAVES.values()], x * 2
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    for rows in (2, 3, 5, 7, 4):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        assert shown(captured, x) == shown(step, x)
+    assert stats(captured).misses == 2
+
+
+def test_a_message_that_nobody_reads_costs_no_capture():
+    def step(x):
+        torch._assert(x.dim() == 2, f"expected rows and columns, got {x.shape}")
+        assert x.shape[1] == 4, f"got {list(x.shape)}"
+        return x * 2
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    for rows in (2, 3, 5, 7, 4):
+        captured(torch.randn(rows, 4))
+    assert stats(captured).misses == 2
+
+
+class Writes:
+    def __init__(self, items):
+        self.items = items
+
+    def __repr__(self):
+        self.items.append(0)
+        return "?"
+
+
+def in_itself(x):
+    items = [x.shape[0]]
+    items.append(items)
+    return repr(items)
+
+
+def written_to(x):
+    items = [x.shape[0]]
+    items.append(Writes(items))
+    return repr(items) if len(items) < 4 else ""
+
+
+@pytest.mark.parametrize("step", [in_itself, written_to])
+def test_a_list_that_is_in_itself_or_changes_as_it_is_written_is_left_to_python(step):
+    captured = capture(step, backend="eager")
+    for rows in (2, 3, 5):
+        assert captured(torch.ones(rows)).replace(", 0", "") == step(torch.ones(rows)).replace(", 0", "")
+    assert stats(captured).breaks
 
 
 STEPS = [printed, percent, filled, joined, nested_spec, in_place_between, of_sizes]
