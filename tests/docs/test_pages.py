@@ -73,7 +73,7 @@ weight_TK = torch.rand(8, 2)
     "precision": MODEL,
     "reading-a-report": MODEL + "other = moebius.explain(step)(model, optimizer, batch)\n",
 }
-PARTS = {"distributed": 6}  # blocks of code for several ranks, which tests/lowering/distribution runs programs like
+PARTS = {"distributed": 7}  # blocks of code for several ranks, which tests/lowering/distribution runs programs like
 
 
 def blocks(page: Path) -> list[str]:
