@@ -498,6 +498,7 @@ def test_the_report_has_the_reason(name: str) -> None:
     assert wanted in report.expert_regions[0].refusal
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("where", [(grouped, "expert_of_each_row"), (slots, "stands_still")], ids=["weights", "tokens"])
 def test_an_error_in_the_proof_costs_nobody_the_graph(where, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:

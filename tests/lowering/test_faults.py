@@ -76,6 +76,7 @@ def plant(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
 PLACES = ["lower_layers", "ready", *(f"{one.name}, {when}" for one in PASSES for when in ("before", "after"))]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("place", PLACES)
 def test_a_fault_leaves_the_captured_graph(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(place, monkeypatch)
