@@ -214,6 +214,8 @@ class BuiltinHandlers(CallParts):
     def iterate(self, value: Any, *sentinel: Any) -> Any:
         if sentinel:
             return self.objects.made(iter(self.callback(value), *sentinel))
+        if is_array(value):  # the program can see what it is
+            raise Break("iteration over a C object", "ndarray", "iterate over it with a for loop, or over a list of it")
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:

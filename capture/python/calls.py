@@ -553,7 +553,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         own, get, length = (look_up(kind, name) for name in ("__reversed__", "__getitem__", "__len__"))
         if is_kind(own, types.FunctionType):
             return self.call(own, [value], {})
-        if own is ABSENT and is_kind(get, types.FunctionType) and is_kind(length, types.FunctionType):
+        in_python = is_kind(get, types.FunctionType) and is_kind(length, types.FunctionType)
+        if own is ABSENT and (in_python or self.domain.has_items(value)):
             return self.domain.call_function(self.substitute(backwards), [value], {})
         return None
 

@@ -36,6 +36,7 @@ from ..values.views import View
 from . import natives
 from .own_hashes import new_key, own_key
 from .specials import MISSING_IS_SET, is_replaced
+from .substitutes import forwards
 from .texts import Text
 from .written_values import WrittenValues
 
@@ -353,7 +354,14 @@ class Containers(WrittenValues):
             return self.call(method, [value], {})
         if method is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
             raise TypeError(f"{type_name(kind)!r} object is not iterable")
+        if self.has_items(value):
+            return self.call_function(self.calls.substitute(forwards), [value], {})
         raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
+
+    def has_items(self, value: Any) -> bool:
+        """Whether it is an array of numpy's that existed before, whose items are asked for one after another."""
+        found = is_array(value) and value.ndim > 0
+        return found and (not len(value) or self.array_inputs.item(value, 0) is not None)
 
     def native_iter(self, value: Any, in_loop: bool = False) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""

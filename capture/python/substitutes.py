@@ -264,6 +264,12 @@ def cached_value(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
+def forwards(sequence: Any) -> Any:
+    """``iter`` of an array of numpy's (numpy/_core/src/multiarray/iterators.c): each item as its turn comes."""
+    for position in range(len(sequence)):
+        yield sequence[position]
+
+
 def backwards(sequence: Any) -> Any:
     """``reversed`` of a sequence (Objects/enumobject.c): the original calls the class's methods from C."""
     return from_the_end(sequence, len(sequence))
