@@ -422,8 +422,9 @@ class BuiltinHandlers(CallParts):
         if kind is Number or kind in NUMPY_NUMBERS:
             return self.numbers.apply(int, value)
         if is_kind(value, TensorProxy):
-            if value.fake.dtype in INTEGERS and (number := self.tensors.item(value)) is not None:
-                return number
+            one = value.fake.dtype in INTEGERS or (value.fake.dtype.is_floating_point and not value.fake.dim())
+            if one and (number := self.tensors.item(value)) is not None:
+                return self.to_int(number)
             raise Break("tensor read as a number", f"int() of a tensor {value.describe()}", "keep it in a tensor")
         if not natives.is_plain(value, self.known):
             return self.by_method(value, ("__int__", "__index__"), int)

@@ -99,6 +99,7 @@ class Parts(Domain):
     # what other parts define
     # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does
     native_iter: Callable[..., Any]
+    has_items: Callable[[Any], bool]  # whether it is an array of numpy's that is iterated over here
     by_own_method: Callable[..., Any]  # what a special method of the user's gives, ABSENT where there is none
     # a graph break for values that have no meaning outside of the trace's own machinery
     refuse_alien: Callable[[Any], None]

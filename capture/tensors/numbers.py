@@ -38,6 +38,7 @@ PLAIN_OPERANDS = RESULTS | {str, type(None)}
 CERTAIN = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs, min, max})
 READ = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool)  # as Python's floats, and yes or no
 SHORT = 64  # numbers of a list, each of which is a node
+WHOLE = frozenset((int, math.floor, math.ceil, math.trunc, round))  # that give an int of a float
 LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
 
 
@@ -257,6 +258,9 @@ class Numbers:
         result = self.result_now(function, operands, named, known)
         tells = function in QUESTIONS or (function in LOGIC and type(result) is bool)
         if not known and type(result) not in (float, complex) and not tells:
+            whole = self.whole(function, operands, unknown) if function in WHOLE and type(result) is int else None
+            if whole is not None:
+                return whole
             for o in unknown:
                 o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
         evaluate = None
@@ -270,6 +274,15 @@ class Numbers:
             with self.writer.in_front((o.node for o in unknown if o.node), lambda _: never_fails(function, operands)):
                 node = self.writer.call(method or function, *operands, **named)
         return self.given(result, node, sources, evaluate)
+
+    def whole(self, function: Callable[..., Any], operands: tuple, unknown: list[Number]) -> Any:
+        """``int(x)`` of a number that only the running step knows: what a tensor of one int gives."""
+        if not self.tensors.whole_step or self.writer.is_inner or any(one.node is None for one in unknown):
+            return None
+        node, found, scope = self.writer.call(function, *operands), self.world.unknown_number(), self.writer.scope
+        node.meta["val"] = found
+        scope.symbols[torch_private.expression(found)] = lambda: node
+        return found
 
     def apply_numpy(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any], unknown: list) -> Any:
         """The same with numpy's numbers or functions. The graph has it as what plain Python may be asked for again:

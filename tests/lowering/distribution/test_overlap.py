@@ -216,6 +216,7 @@ def swap_two(sent, local, home, chunks, write=overlap.pipeline):
     return out
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name, broken, words", [
     ("wait_late", leave_in_the_way, "does not need it"), ("pipeline", swap_two, "does not wait for all chunks"),
 ])
