@@ -25,6 +25,7 @@ from moebius.lowering import WholeStepRefusedError
 from ..bytecode.hidden_frames import apart, hidden
 from ..bytecode.progress import progress
 from ..bytecode.reported import uncounted
+from ..bytecode.user_code import is_library
 from ..codegen.continuation_code import Beginning
 from ..codegen.native_frames import as_python, left_alone, left_first
 from ..errors import CaptureInternalError, GraphBreakError, MoebiusError, MoebiusWarning
@@ -35,7 +36,7 @@ from ..guards.recorder import Fact
 from ..hook import Entry, call_hooked_for, call_unhooked, leave_to_call, settle
 from ..hook.signals import SignalArrived, signals_wait
 from ..options import Options
-from ..report.failure import failure_file
+from ..report.failure import capture_failed
 from ..report.records import Recompile, Stats
 from ..selftest import works
 from ..shadow import Shadow
@@ -504,17 +505,10 @@ class Captured:
 
     def report_failure(self, error: Exception | Break) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""
-        place = traceback.extract_tb(error.__traceback__)[-1]
         self.given_up = f"moebius failed while capturing it: {type(error).__name__}: {error}"
         self.segments.clear()  # half of what was captured is worth nothing, and holds on to the user's objects
         self.entry.clear()
-        written = failure_file(self.function, error)
-        warn(
-            f"moebius could not capture {self.function.__qualname__} and runs it natively: "
-            f"{type(error).__name__}: {error} "
-            f"(in {place.name}, {place.filename}:{place.lineno}); please report this"
-            + (f", with {written}" if written else "")
-        )
+        warn(capture_failed(self.function, error, is_library))
         if DEBUG:
             traceback.print_exception(error, file=sys.stderr)
 

@@ -9,6 +9,7 @@ import tempfile
 import traceback
 import types
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -33,6 +34,20 @@ def failure_file(function: types.FunctionType, error: BaseException) -> str | No
         return file.name
     except OSError:
         return None
+
+
+def capture_failed(function: types.FunctionType, error: BaseException, is_library: Callable[[str], bool]) -> str:
+    """What to warn of an error that capture ended in: one of ours, with a file, or one of the user's code that capture
+    calls: a backend's."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = (
+        f"moebius could not capture {function.__qualname__} and runs it natively: {type(error).__name__}: {error} "
+        f"(in {place.name}, {place.filename}:{place.lineno}); "
+    )
+    if not is_library(place.filename):
+        return said + "it was raised by code of yours that capture calls, as a backend is"
+    written = failure_file(function, error)
+    return said + "please report this" + (f", with {written}" if written else "")
 
 
 def lowering_failed(function: types.FunctionType, error: Exception) -> str:

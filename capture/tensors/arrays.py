@@ -274,12 +274,18 @@ class Array(SymbolicObject, named="ndarray"):
         return found
 
     def iterate(self) -> Any:
-        if self.fake.dim() != 1 or not self.of_integers():
-            self.refuse("the rows")
+        if not self.is_of_counts():
+            if not self.fake.dim() or not is_kind(self.fake.shape[0], int):
+                self.refuse("the rows")
+            return self.arrays.made(ArrayRows(self, self.arrays.objects))
         if self.size() is None:
             return self.arrays.rows(self.proxy)
         self.elements()  # before zip() and its like take an item of anything else: see ``can_ask_again``
         return self.arrays.made(ArrayRows(self, self.arrays.objects))
+
+    def is_of_counts(self) -> bool:
+        """Whether its items are ints in a row."""
+        return self.fake.dim() == 1 and self.of_integers()
 
     def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         return self.arrays.method(self, name, args, kwargs)
@@ -325,7 +331,8 @@ class ArrayRows(SymbolicObject):
         if self.at >= self.array.length():
             return STOP
         self.at += 1
-        return self.array.elements()[self.at - 1]
+        array, at = self.array, self.at - 1
+        return array.elements()[at] if array.is_of_counts() else array.item(at)
 
     def expression(self, emitter: Any) -> str:
         name = emitter.fresh()

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from moebius.kernels import experts
+from moebius.kernels.errors import ExpertsTypeError
 from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches, drop_loose
@@ -444,6 +445,8 @@ def replace_loop(
     except Refused as refusal:
         region.proof = tuple(refusal.proof)
         refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
+    except ExpertsTypeError as error:  # rows that are narrow already, where the step enters autocast for the weights
+        refuse(region, f"one precision: {error}", loop)
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
         refuse(region, defect(error), loop)
     else:

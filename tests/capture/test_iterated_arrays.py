@@ -51,8 +51,16 @@ ARRAYS = {
 ONE_GRAPH = ("for", "enumerate", "zip", "star", "unpack", "reversed", "max", "dict", "map", "floats", "chain", "left")
 
 
+# Of x (float32[3, 2]) and w (float64[3]), in the step.
+COMPUTED = {
+    "arange": "np.arange(0.0, 2.0, 0.5)", "ints": "np.arange(3)", "stacked": "np.stack([w, w])", "product": "w * 2 + 1",
+    "rows": "np.outer(w, w)", "of a tensor": "x.numpy()", "column": "x[:, 0].numpy()", "flags": "w > 0.3",
+    "number": "w.sum()", "nothing": "w[:0] * 2", "float32": "(w * 2).astype(np.float32)",
+}  # fmt: skip
+
+
 def made(body, held):
-    names = {"torch": torch, "broken": broken, "itertools": itertools}
+    names = {"torch": torch, "np": np, "broken": broken, "itertools": itertools}
     exec(f"def outer(w):\n def step(x{'' if held else ', w'}):\n  {body}\n return step", names)
     return names["outer"]
 
@@ -66,6 +74,17 @@ def test_each_item_is_pythons(body, kind, held):
         x = torch.arange(6.0).view(3, 2)
         ours, theirs = (told(step, x, *([] if held else [ARRAYS[kind](number)])) for step in (captured, plain))
         assert same(ours, theirs) or repr(ours) == repr(theirs)  # (same() asks numpy, of which objects know no ==)
+
+
+@pytest.mark.share(40)
+@pytest.mark.parametrize(("body", "computed"), [*itertools.product(BODIES, COMPUTED)])
+def test_each_item_of_what_the_step_computes_is_pythons(body, computed):
+    source = f"w = {COMPUTED[computed]}\n  {BODIES[body]}"
+    captured, plain = capture(made(source, False)(None), backend="eager"), made(source, False)(None)
+    for number in range(3):
+        x, w = torch.arange(6.0).view(3, 2), ARRAYS["float64"](number)
+        ours, theirs = (told(step, x.clone(), w) for step in (captured, plain))
+        assert same(ours, theirs) or repr(ours) == repr(theirs)
 
 
 @pytest.mark.parametrize("body", ONE_GRAPH)

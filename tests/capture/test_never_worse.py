@@ -197,3 +197,13 @@ def test_an_entry_whose_function_died_is_gone():
         capture(lambda x: x * 2)(torch.ones(1))
     gc.collect()
     assert len([o for o in gc.get_objects() if isinstance(o, Entry)]) <= before + 1
+
+
+def test_a_backend_that_raises_is_the_programs():
+    def refuses(gm, inputs):
+        raise RuntimeError("compiles nothing")
+
+    step = capture(lambda x: x * 2, backend=refuses)
+    with pytest.warns(moebius.MoebiusWarning, match="compiles nothing.*raised by code of yours") as said:
+        assert step(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert not any("report this" in str(one.message) for one in said)

@@ -92,7 +92,6 @@ def test_the_batches_leave_experts_out(plain) -> None:
     assert all(left) and len({frozenset(names) for names in left}) > 1
 
 
-@pytest.mark.faults
 @pytest.mark.share(2)
 @pytest.mark.parametrize("backend", ["moebius", "eager", "aot_eager", forwarded, failing])
 def test_as_plain_python(backend, model, plain) -> None:

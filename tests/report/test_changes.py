@@ -78,11 +78,11 @@ def mb001_changed(x):
 
 
 def mb002(x):
-    return x[: int(x[0, 0])] * 2
+    return x * max(x.repeat(1, 40)[0].tolist())
 
 
 def mb002_changed(x):
-    return torch.where((torch.arange(len(x)) < x[0, 0])[:, None], x * 2, 0.0)[:1]
+    return x * x.repeat(1, 40)[0].max()
 
 
 def mb003(x):

@@ -328,7 +328,7 @@ def through_a_text(x: torch.Tensor, text: str) -> torch.Tensor:
 
 def at_a_break(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
-    return y * disabled(y) + int(y.sum())
+    return y * disabled(y) + math.ceil(y.sum())
 
 
 def test_warnings_stand_at_the_users_line_and_nothing_says_a_name_of_ours(caplog: Any) -> None:
