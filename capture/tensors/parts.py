@@ -39,7 +39,7 @@ class Parts:
         """The index with such parts of it at the start of their axes, whose shape and strides those have; the index
         itself where it has none."""
         keys = key if is_kind(key, tuple) else (key,)
-        if not all(k is None or k is ... or is_kind(k, slice | int | torch.SymInt) for k in keys):
+        if not all(k is None or k is ... or type(k) in (slice, int, torch.SymInt) for k in keys):  # (True is no position)
             return key
         axes, moved, takes = axes_of(keys, proxy.fake.dim()), list(keys), self.listener.takes
         for place, axis in axes.items():

@@ -36,6 +36,7 @@ STEPS = {
     "changed between": "i = ix[0].clone(); j = i + 4; i += 2; return DATA[i:j].sum(), DATA[i : i + 2].sum()",
     "changed after": "i = ix[0]; j = i + 4; i.add_(1); return DATA[i:j].sum(), DATA[i:j].shape[0]",
     "viewed": "i = int(ix[0]); x = TABLE[i : i + 4]; return x.view(-1)[:5], x.reshape(-1, 5).sum(0), x.flatten()",
+    "beside a flag": "i = int(ix[0]) - 30; w = TABLE.view(10, 40); return w[True, i : i + 3].shape, w[True, i : i + 3]",
     "named": "i = int(ix[0]); return f'{len(DATA[i : i + 8])}', str(DATA[i : i + 3].shape)",
 }
 CALLS = {
@@ -68,7 +69,7 @@ def test_each_call_is_pythons(name, calls, backend):
         assert same(outcome(captured, numbers), outcome(step, numbers)), numbers
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in ("offset",)])
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in ("offset", "beside a flag")])
 def test_parts_inside_are_one_graph(name):
     captured = capture(made(STEPS[name]), backend="eager")
     of_few = "TABLE[" in STEPS[name] and name != "viewed"
