@@ -21,6 +21,7 @@ from ..values.values import TensorProxy
 ADDS: dict[Any, int] = {
     operator.add: 1, operator.iadd: 1, torch.add: 1, operator.sub: -1, operator.isub: -1, torch.sub: -1,
 }
+PLACES = (slice, int, torch.SymInt)  # (a flag is none)
 
 
 class Parts:
@@ -39,7 +40,7 @@ class Parts:
         """The index with such parts of it at the start of their axes, whose shape and strides those have; the index
         itself where it has none."""
         keys = key if is_kind(key, tuple) else (key,)
-        if not all(k is None or k is ... or type(k) in (slice, int, torch.SymInt) for k in keys):  # (True is no position)
+        if not all(k is None or k is ... or type(k) in PLACES for k in keys):
             return key
         axes, moved, takes = axes_of(keys, proxy.fake.dim()), list(keys), self.listener.takes
         for place, axis in axes.items():
@@ -55,7 +56,8 @@ class Parts:
         """How long it is where it does not reach over the end; None where that is another number in each step, or 0."""
         bounds = part.start, part.stop
         open_ = [torch_private.is_symbolic(one) and torch_private.depends_on_values(one) for one in bounds]
-        if part.step not in (None, 1) or not all(open_):
+        plain = part.step is None or (type(part.step) is int and part.step == 1)
+        if not plain or not all(open_):
             return None
         (one, first), (other, last) = map(self.as_distance, bounds)
         return last - first if one is not None and one == other and last > first else None
@@ -84,4 +86,4 @@ def axes_of(keys: tuple, dims: int) -> dict[int, int]:
         elif key is not None:
             axes[place] = axis
             axis += 1
-    return axes if axis <= dims and keys.count(...) <= 1 else {}
+    return axes if axis <= dims and sum(key is ... for key in keys) <= 1 else {}

@@ -37,6 +37,7 @@ STEPS = {
     "changed after": "i = ix[0]; j = i + 4; i.add_(1); return DATA[i:j].sum(), DATA[i:j].shape[0]",
     "viewed": "i = int(ix[0]); x = TABLE[i : i + 4]; return x.view(-1)[:5], x.reshape(-1, 5).sum(0), x.flatten()",
     "beside a flag": "i = int(ix[0]) - 30; w = TABLE.view(10, 40); return w[True, i : i + 3].shape, w[True, i : i + 3]",
+    "in steps": "i, j = ix.tolist(); return DATA[i : i + 8 : j % 3 + 1], DATA[i : i + 8 : 2], DATA[i : i + 8 : 1]",
     "named": "i = int(ix[0]); return f'{len(DATA[i : i + 8])}', str(DATA[i : i + 3].shape)",
 }
 CALLS = {
@@ -69,7 +70,7 @@ def test_each_call_is_pythons(name, calls, backend):
         assert same(outcome(captured, numbers), outcome(step, numbers)), numbers
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in ("offset", "beside a flag")])
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in ("offset", "beside a flag", "in steps")])
 def test_parts_inside_are_one_graph(name):
     captured = capture(made(STEPS[name]), backend="eager")
     of_few = "TABLE[" in STEPS[name] and name != "viewed"
