@@ -63,9 +63,9 @@ def given_back(*args: Any, **kwargs: Any) -> Any:
 
 def note_internal_errors() -> None:
     """Capture's own errors are one warning each, and the test goes on: here they are counted."""
-    from moebius.cache import captured
+    from moebius.report import failure
 
-    write = captured.failure_file
+    write = failure.failure_file
 
     def noted(function: types.FunctionType, error: BaseException) -> str | None:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
@@ -73,7 +73,7 @@ def note_internal_errors() -> None:
         INTERNAL.append(f"{function.__qualname__}: {type(error).__name__}: {error}"[:300] + f" ({', '.join(places)})")
         return write(function, error)
 
-    captured.failure_file = noted
+    failure.failure_file = noted
 
 
 def soften(cls: type, record: list[str]) -> None:
