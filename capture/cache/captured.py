@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
@@ -48,6 +47,7 @@ from ..trace.request import Request
 from ..trace.segment import Segment, build
 from ..trace.trace import trace
 from ..values.values import TRACING, Break
+from ..values.weak_ids import WeakIds
 from .calls import is_watched, note, note_gone, note_looked_at
 from .continuations import (
     MAX_CONTINUATIONS,
@@ -80,7 +80,7 @@ DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
 SERIALS = itertools.count(1)  # a captured function's, and of all that is captured below it: they have its options
 BEFORE_IT_GOES: list[Callable[[Captured], None]] = []  # asked before a capture goes with its model (the command line)
-MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
+MARKED = WeakIds()  # tensor -> dimensions that were marked dynamic
 
 
 class Captured:

@@ -22,8 +22,6 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from moebius.interpreter.machine import BUILTINS_OF
 
 from ..bytecode.hidden_frames import apart, hidden
@@ -33,6 +31,7 @@ from ..guards.recorder import WatchedClass, WatchedInstance
 from ..guards.sources import Source, Static
 from ..hook import Entry, GuardProgram
 from ..values.formulas import AtSource, Formula
+from ..values.weak_ids import WeakIds
 
 MAX_HANGING = 100_000  # objects; a model with more of them lives as long as its captures
 SHARE = 20  # a look that takes t is followed by none for SHARE * t
@@ -184,7 +183,7 @@ class ReferenceCycles:
     def __init__(self, captures: Callable[[], Captures]):
         self.captures = captures
         self.watched: dict[int, Watched] = {}
-        self.once: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.once = WeakIds()
         self.rest_until = 0.0
 
     def watch(self, reference: weakref.ref, let_go: Callable[[], None]) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..guards.recorder import can_be_held_weakly, can_die
 from ..heap.identities import is_bare
 from ..trace.segment import Segment
+from ..values.weak_ids import WeakIds
 
 Models = list[tuple[weakref.ref, str]]  # each with its place
 
@@ -30,7 +30,7 @@ class ShortLived:
     def __init__(self) -> None:
         self.in_a_row = self.captures = 0
         self.counted = 0, 0  # misses and hits by the time of the last one: all layers that die with a model are one
-        self.met: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.met = WeakIds()
         self.before: Models = []
         self.latest: Models = []
         self.open: set[str] = set()

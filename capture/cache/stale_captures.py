@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..guards.program import changed_key, look_up
 from ..guards.recorder import Fact, can_be_held_weakly
 from ..hook import ABSENT
 from ..values.values import ATOMS
+from ..values.weak_ids import WeakIds
 from .generalize_guards import met, record_name
 
 MAX_FEW = 16
@@ -29,7 +29,7 @@ class StaleCapture:
 
     def __init__(self) -> None:
         self.few = 0
-        self.gone: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.gone = WeakIds()
         self.in_iterations: set[str] = set()
 
     def goes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -60,18 +60,18 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
     for the_dict, watched in recorder.dicts.values():
         check: tuple[Any, ...] = ("dict", the_dict, watched.entries, watched.keys)
         facts.append(Fact(check, watched, places=watched.places))
-    for cls, cls_watched in recorder.classes.items():
-        check = ("class", cls, dict(cls_watched.entries), cls.__mro__)
-        facts.append(Fact(check, functools.partial(class_record, cls, cls_watched), places=cls_watched.places))
+    for read in recorder.classes.values():
+        check = ("class", read.cls, dict(read.entries), read.cls.__mro__)
+        facts.append(Fact(check, functools.partial(class_record, read), places=read.places))
     for instance in recorder.instances.values():
         check = ("instance", instance.obj, type(instance.obj), instance.namespace)
         facts.append(Fact(check, instance))
     return facts
 
 
-def class_record(cls: type, watched: WatchedClass) -> Guard:
+def class_record(watched: WatchedClass) -> Guard:
     """What reports show of a watched class."""
-    names = ", ".join(sorted(watched.entries)[:6])
+    cls, names = watched.cls, ", ".join(sorted(watched.entries)[:6])
     return Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *watched.where)
 
 

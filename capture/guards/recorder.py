@@ -116,6 +116,7 @@ class WatchedDict:
 class WatchedClass:
     """A class; entries are the results of look-ups along its method resolution order."""
 
+    cls: type
     where: Where
     entries: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Where] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class GuardRecorder:
     def __init__(self, where: Callable[[], Where]):
         self.where = where
         self.dicts: dict[int, tuple[dict, WatchedDict]] = {}
-        self.classes: dict[type, WatchedClass] = {}
+        self.classes: dict[int, WatchedClass] = {}  # by id: its metaclass may hash and compare
         self.instances: dict[int, WatchedInstance] = {}
         self.facts: list[Fact] = []
         self.layouts: dict[int, dict[str, Any]] = {}  # of the tensors that are the same object in each call, by id
@@ -204,9 +205,9 @@ class GuardRecorder:
 
     def class_order(self, cls: type) -> WatchedClass:
         """The class has the method resolution order that it has now."""
-        watched = self.classes.get(cls)
+        watched = self.classes.get(id(cls))
         if watched is None:
-            watched = self.classes[cls] = WatchedClass(self.where())
+            watched = self.classes[id(cls)] = WatchedClass(cls, self.where())
         return watched
 
     def instance(self, source: Source, obj: Any, namespace: dict[str, Any] | None) -> None:

@@ -28,7 +28,7 @@ class ClassAttributes:
         self.objects, self.guards, self.records = objects, objects.guards, objects.class_dicts
         self.moving = {place.rpartition(".")[2] for place in objects.symbolic_places}
         self.written: set[str] = set()
-        self.shown: set[type] = set()
+        self.shown: dict[int, type] = {}
         self.changes = 0
 
     def record_of(self, cls: type) -> Record:
@@ -72,7 +72,7 @@ class ClassAttributes:
             why = "a name that Python gives a meaning"
         elif hasattr(type_of(before), method) or hasattr(type_of(value), method):
             why = "a method or a descriptor"
-        elif cls in self.shown:
+        elif id(cls) in self.shown:
             why = "the step holds the class's __dict__"
         else:
             return
@@ -94,4 +94,4 @@ class ClassAttributes:
             record = self.records.get(base)
             if record is not None and record.writes:
                 raise Break("__dict__ of a class that the step changed", base.__qualname__, "read it by its name")
-        self.shown.add(cls)
+        self.shown[id(cls)] = cls

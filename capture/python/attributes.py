@@ -57,7 +57,7 @@ class Attributes(Slots):
         self.objects, self.tensors, self.call = objects, tensors, call
         self.ask: Callable[..., Any] = lambda getter, *args: call(getter, list(args), {})  # (a getter of the user's)
         self.guards, self.gradients = objects.guards, tensors.gradients
-        self.looked_up: dict[tuple[type, str], Any] = {}
+        self.looked_up: dict[int, tuple[type, dict[str, Any]]] = {}  # by a class's id: its metaclass may hash
         self.of_classes, self.heap = ClassAttributes(objects), objects.heap
         tensor, meta = functools.partial(tensor_attributes.attribute_now, objects), tensor_attributes.switched_now
         self.heap.now |= {"class": self.class_now, "value": self.value_now, "tensor": tensor, "meta": meta}
@@ -68,8 +68,8 @@ class Attributes(Slots):
 
     def on_type(self, cls: type, name: str) -> Any:
         """What ``name`` is along the MRO of ``cls``, not bound; ABSENT if nowhere. Guarded."""
-        key = (cls, name)
-        if key not in self.looked_up:
+        known = self.looked_up.setdefault(id(cls), (cls, {}))[1]
+        if name not in known:
             if issubclass(cls, SymbolicObject):
                 cls.refuse_as(name, cls.__name__)
             if (moving := self.of_classes.find(cls, name)) is not UNREAD:
@@ -78,9 +78,9 @@ class Attributes(Slots):
             found = look_up(cls, name)
             if not cls.__flags__ & IMMUTABLE_TYPE:
                 self.guards.class_entry(cls, name, found)
-            self.looked_up[key] = self.enter_class_value(cls, name, found)
-        self.heard(name, self.looked_up[key], cls)
-        return self.looked_up[key]
+            known[name] = self.enter_class_value(cls, name, found)
+        self.heard(name, known[name], cls)
+        return known[name]
 
     def rely_on(self, cls: type, *names: str) -> None:
         """What C code, or the interpreter, asks a class for: guarded."""
@@ -462,12 +462,12 @@ class Attributes(Slots):
         meta = type(cls)
         on_meta, setter = self.on_type(meta, name), self.on_type(meta, "__setattr__")
         by_meta = setter is not SET_ON_CLASS or (on_meta is not ABSENT and takes_writes(on_meta))
-        was_read = any(looked == name and cls in kind.__mro__ for kind, looked in self.looked_up)
+        below = [known for kind, known in self.looked_up.values() if any(base is cls for base in kind.__mro__)]
         before = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
         self.of_classes.refuse_set(cls, name, before, value, by_meta)
-        self.of_classes.set(cls, name, value, was_read)
-        for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
-            del self.looked_up[key]
+        self.of_classes.set(cls, name, value, any(name in known for known in below))
+        for known in below:
+            known.pop(name, None)
 
     def is_old_defaults(self, name: str, value: Any) -> bool:
         """Whether C code would read an older dict, past what the step has changed in it."""

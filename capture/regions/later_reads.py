@@ -202,7 +202,7 @@ class LaterReads:
     def on_class(self, _: Any, key: tuple[type, str], value: Any) -> None:
         """(An attribute that the step sets is an entry of the class's dict.)"""
         cls, name = key
-        known = self.classes.get(cls)
+        known = self.classes.get(id(cls))
         if known is not None and name in known.entries:
             self.found.class_entry(cls, name, known.entries[name])
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.weak import WeakIdKeyDictionary
 
 from moebius.interpreter import is_kind
 from moebius.lowering.operators import read_call
 
 from ..torch_facts import torch_private
 from ..values.expert_numbers import unwritten
+from ..values.weak_ids import WeakIds
 
-SEQUENCES = WeakIdKeyDictionary()  # counts (of rows at each step) -> how many sequences were packed
+SEQUENCES = WeakIds()  # counts (of rows at each step) -> how many sequences were packed
 
 
 def like_packed(
@@ -35,7 +35,9 @@ def like_padded(
     rows: torch.Tensor, counts: torch.Tensor, batch_first: bool, value: Any, steps: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sequences, steps first in memory, and their lengths, as many as there are rows at the first step."""
-    sequences = SEQUENCES[counts] if counts in SEQUENCES else torch.repeat_interleave(counts[:1]).shape[0]
+    sequences = SEQUENCES.get(counts)
+    if sequences is None:
+        sequences = torch.repeat_interleave(counts[:1]).shape[0]
     padded = rows[counts.new_zeros((steps, sequences), device=rows.device)]
     return padded.transpose(0, 1) if batch_first else padded, counts.new_empty((sequences,))
 
@@ -48,7 +50,7 @@ def sequences_of(node: fx.Node) -> Any:
         return None
     counts = call["input"].meta["val"]
     first = all(type(index) is int and index == 0 for index in node.args[1:]) and not node.kwargs
-    return SEQUENCES[counts] if first and counts in SEQUENCES else None
+    return SEQUENCES.get(counts) if first else None
 
 
 def like_padded_rows(
