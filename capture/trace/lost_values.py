@@ -55,7 +55,7 @@ class Values:
         self, there: dict[Any, Any], inputs: dict[str, Any], writer: GraphWriter, found: dict[fx.Node, Any]
     ):
         self.there, self.inputs, self.writer, self.found = there, inputs, writer, found
-        self.made: dict[fx.Node, Any] = {}  # once more, and what was written into it since
+        self.made: dict[fx.Node, Any] = {}  # once more, one object for each node; what was written into it since, too
         self.module = writer.module()  # through which the loops' bodies are found
         self.storage = Storage(writer.scope.graph)
 
@@ -76,17 +76,25 @@ class Values:
         return sorted({one for one, target in found if not storage.roots[target].isdisjoint(roots)})
 
     def value(self, node: fx.Node) -> Any:
+        if self.is_there(node):
+            return self.there[node.meta["number"]]
+        if node not in self.made:
+            self.made[node] = self.again(node)
+        return self.made[node]
+
+    def is_there(self, node: fx.Node) -> bool:
         number = node.meta.get("number")
-        if number is not None and number in self.there:
-            return self.there[number]
-        if node in self.made:
-            return self.made[node]
+        return number is not None and number in self.there
+
+    def again(self, node: fx.Node) -> Any:
         if node.op == "placeholder" and node.meta.get("source") in self.inputs:
             return self.inputs[node.meta["source"]]
         if self.found.get(node) is not None:
             return self.found[node]
         if node.op == "get_attr":  # a branch's or loop's body
             return self.module.get_submodule(str(node.target))
+        if not is_view(node) and (sharing := self.sharing(node)):
+            return self.in_memory_of(node, sharing)
         if node.op == "placeholder" or not (computes(node) or node.target in CONVERSIONS):
             raise Unavailable(f"{node.name} is needed")
         changed = node.target not in CONVERSIONS and self.has_changed(node)
@@ -103,6 +111,27 @@ class Values:
             self.write_again(node, made)
         return made
 
+    def sharing(self, node: fx.Node) -> list[torch.Tensor]:
+        """What is still there and lies in the memory of what the node gave."""
+        own = {torch_private.storage_of(t) for t in tensors_in(node.meta.get("val"))}
+        found = []
+        for one in node.graph.nodes if own else ():
+            if self.is_there(one):
+                pairs = zip(tensors_in(self.there[one.meta["number"]]), tensors_in(one.meta.get("val")), strict=False)
+                found += [t for t, fake in pairs if torch_private.storage_of(fake) in own]
+        return found
+
+    def in_memory_of(self, node: fx.Node, sharing: list[torch.Tensor]) -> torch.Tensor:
+        """What the node gave, which others that are still there are views of."""
+        fake = node.meta["val"]
+        for tensor in sharing if is_kind(fake, torch.Tensor) else ():
+            if tensor._base is not None and lies_as(tensor._base, fake) and tensor._base.dtype is fake.dtype:
+                return tensor._base
+            layout = fake.storage_offset(), fake.shape, fake.stride()
+            if not fake.requires_grad and all(type(n) is int for n in (layout[0], *layout[1], *layout[2])):
+                return tensor.new_empty(0, dtype=fake.dtype).set_(tensor.untyped_storage(), *layout)
+        raise Unavailable(f"{node.name} is needed, and what shares its memory is still there")
+
     def write_again(self, node: fx.Node, made: Any) -> None:
         """What the graph has written into the memory of a value since it made it."""
         own = self.storage.roots[node]
@@ -110,7 +139,7 @@ class Values:
             return
         roots = self.storage.roots
         sharing = [one for one in node.graph.nodes if one > node and not own.isdisjoint(roots[one])]
-        if any(one.meta.get("number") in self.there for one in sharing) or not all(map(repeats_write, writers)):
+        if not all(map(repeats_write, writers)):
             raise Unavailable(f"{node.name} is needed, and it has changed since it was made")
         if any(t.requires_grad for one in (node, *writers) for t in tensors_in(one.meta.get("val"))):
             raise Unavailable(f"{node.name} is needed, and its gradients would be others")

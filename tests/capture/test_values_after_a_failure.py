@@ -1,6 +1,8 @@
 """What a handler reads of tensors that the step wrote into before an operator failed, where the graph has no more use
 for them: as Python has them, not as they were made."""
 
+import itertools
+
 import pytest
 import torch
 from answers import same, told
@@ -56,3 +58,52 @@ def test_a_handler_reads_what_was_written(name, failing, backend):
             torch.manual_seed(0)
             found.append(told(function, torch.tensor(numbers), torch.ones(3), torch.arange(3.0)))
         assert same(*found)
+
+
+# Names of tensors that share memory, or are one tensor, and that the graph has no more use for.
+SHARING = {
+    "a view": ("a = t * 2; b = a[1:]; k = b.sum()", "a b"),
+    "two views": ("a = t * 2; b = a[1:]; c = a[:2]; k = c.sum() + b.sum()", "b c"),
+    "a view whose tensor is gone": ("a = t * 2; b = a[1:]; c = a.view(3, 1); del a; k = c.sum() + b.sum()", "b c"),
+    "one tensor": ("a = t * 2; b = a; k = b.sum()", "a b"),
+    "what a write gives": ("a = t.clone(); b = a.add_(1); k = a.sum()", "a b"),
+    "written": ("a = t.clone(); b = a[1:]; b.mul_(3); c = b[:1]; k = a.sum() + c.sum()", "a b c"),
+    "of an argument": ("a = x[1:]; b = a[:2]; k = b.sum()", "x a b"),
+    "in a list": ("l = [t * 2]; b = l[0].view(1, 3); k = b.sum(); a = l[0]", "a b"),
+    "chunks": ("a = t * 2; b, c, d = a.chunk(3); k = b.sum() + d.sum()", "a b c d"),
+    "unbound": ("a = torch.stack([t, t + 1]); b, c = a; k = (b * c).sum()", "a b c"),
+    "detached": ("a = t * 2; b = a.detach(); k = b.sum()", "a b"),
+    "views by chance": ("a = (t * 2).view(1, 3); b = a.reshape(3); c = a.contiguous(); k = b.sum() + c.sum()", "a b c"),
+    "a copy": ("a = t * 2; b = a.clone(); k = b.sum()", "a b"),
+    "kept by the graph": ("a = t * 2; b = a[1:]; k = b", "a b"),
+    "the whole is kept": ("a = t * 2; b = a[1:]; k = a", "a b"),
+    "drawn": ("a = torch.rand(3); b = a[1:]; k = b", "a b"),
+}
+USES = {"sum": "m * k.sum()", "not": "m"}
+LOST = ("drawn", *ON_VALUES, "not")  # nothing that shares its memory is there (``NOT_TWICE``)
+SHARED = [case for case in itertools.product(SHARING, ON_SIZES + ON_VALUES, USES) if case != LOST]
+
+
+@pytest.mark.share(24)
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+@pytest.mark.parametrize(("name", "failing", "use"), SHARED)
+def test_a_handler_writes_where_they_share_memory(name, failing, use, backend):
+    before, names = SHARING[name]
+    held = names.split()
+    for writes in held:
+        each = ", ".join(f"{one}.clone(), {one} is {writes}" for one in held)
+        done = {"torch": torch}
+        exec(
+            f"def step(x, y, t):\n    {before}\n    q = x[x > 0]\n    try:\n        m = {failing}\n"
+            f"    except (RuntimeError, torch.linalg.LinAlgError):\n        {writes}.add_(5)\n        return {each}\n"
+            f"    return {USES[use]}",
+            done,
+        )
+        captured = capture(done["step"], backend=backend)
+        for numbers in NUMBERS:
+            found = []
+            for function in (captured, done["step"]):
+                torch.manual_seed(0)
+                given = torch.tensor(numbers)
+                found.append((told(function, given, torch.ones(3), torch.arange(3.0)), given))
+            assert same(*found), (writes, numbers)
