@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
+from moebius.lowering.autocast import autocast_at, autocast_now, casting
 from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.memo import MEMO
 from moebius.lowering.torch_private import fake_mode_of, same_size
@@ -214,20 +216,20 @@ def apply(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Any:
 def infer(node: fx.Node) -> Any:
     """The value that a node has for its arguments' values: fake for fake ones.
 
-    While passes run, operators on tensors of equal metadata have one value: of a fake only the metadata counts.
+    While passes run, operators on tensors of equal metadata have one value, under one autocast: of a fake only the
+    metadata counts.
     """
     args, kwargs = value_of(node.args), {key: value_of(value) for key, value in node.kwargs.items()}
     known = None if MEMO.known is None else MEMO.known.values
-    key = None if known is None else (node.op, node.target, described(args), described(tuple(kwargs.items())))
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        key = None
+    casts = autocast_at(node)
+    key = None if known is None else (node.op, node.target, described(args), described(tuple(kwargs.items())), casts)
     try:
         if known is not None and key in known:
             return known[key]
     except TypeError:
         key = None  # a symbolic size, which has no hash
     values = [value_of(argument) for argument in node.all_input_nodes]
-    with fake_mode_of(values), torch.no_grad():
+    with fake_mode_of(values), torch.no_grad(), casting(casts) if casts != autocast_now() else nullcontext():
         found = apply(node, args, kwargs)
     if known is not None and key is not None and isinstance(found, torch.Tensor):
         known[key] = found

@@ -50,7 +50,7 @@ from torch.utils._foreach_utils import _has_foreach_support as has_foreach_suppo
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-from moebius.lowering.step.autocast import autocast_now, depth_of_autocast, leave_to_depth
+from moebius.lowering.autocast import autocast_now, depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 from moebius.lowering.torch_private import storage_of as storage_of
 from moebius.lowering.torch_private import version_of as tensor_version

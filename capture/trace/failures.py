@@ -20,8 +20,8 @@ import torch
 
 from moebius.interpreter import is_kind
 from moebius.lowering import Lowered, where_raised
+from moebius.lowering.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step import BranchError, InPythonError, MissingGradientError, UnequalSizesError, leave_autocast
-from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
 from ..bytecode.counting import Counts

@@ -18,8 +18,8 @@ from torch import fx
 
 from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.lowering import OWN, CapturedGraph, ExpertRegion, Lowered, lower, where_raised
+from moebius.lowering.autocast import leaving_blocks
 from moebius.lowering.step import going_on, treats_each_alone
-from moebius.lowering.step.autocast import leaving_blocks
 
 from ..bytecode.counting import Counts
 from ..bytecode.hidden_frames import hidden

@@ -10,7 +10,6 @@ from typing import Any
 from torch import fx
 
 from moebius.kernels import experts
-from moebius.kernels.errors import ExpertsTypeError
 from moebius.lowering.aliasing import Storage, storage_now
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code, drop_idle_switches, drop_loose
@@ -58,7 +57,7 @@ from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.plain_forms import write_plainly
 from moebius.lowering.experts.proof import prove
 from moebius.lowering.experts.routing import is_among
-from moebius.lowering.experts.rows_written import write_rows
+from moebius.lowering.experts.rows_written import RowsWriter
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_iterations_that_ran
 from moebius.lowering.experts.unrolled_loops import (
@@ -445,8 +444,6 @@ def replace_loop(
     except Refused as refusal:
         region.proof = tuple(refusal.proof)
         refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
-    except ExpertsTypeError as error:  # rows that are narrow already, where the step enters autocast for the weights
-        refuse(region, f"one precision: {error}", loop)
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
         refuse(region, defect(error), loop)
     else:
@@ -508,7 +505,7 @@ def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool)
             raise
         try:
             rows = prove(by_row.make_claim, by_row.STEPS, reader, storage)
-            return rows, write_rows(rows)
+            return rows, RowsWriter(rows).result()
         except Refused as other:
             raise refusal if other.step == "row by row" else other from None
 

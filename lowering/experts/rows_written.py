@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering.experts.by_row import ByRow, autocast_of, same_as
+from moebius.lowering.experts.by_row import ByRow, same_as
 from moebius.lowering.experts.claims import Refused
 from moebius.lowering.experts.facts import Fact, OwnVector, Rows, RowWeight, Slice
 from moebius.lowering.experts.proof import target_of
@@ -176,10 +175,3 @@ def unknown_size(example: torch.Tensor) -> Any:
     """A size that only running tells; the number of slots where sizes are plain."""
     env = getattr(getattr(example, "fake_mode", None), "shape_env", None)
     return env.create_unbacked_symint() if env is not None else example.shape[0] * example.shape[1]
-
-
-def write_rows(claim: ByRow) -> fx.Node:
-    """The layer's result, before the loop, under the autocast that is on there. Raises Refused."""
-    dtype, device = autocast_of(claim), certain(tensor_of(claim.rows)).device
-    with nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False):
-        return RowsWriter(claim).result()

@@ -15,6 +15,7 @@ from moebius.kernels import saved_elements
 from moebius.kernels.contract import stored_width
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.autocast import autocast_at
 from moebius.lowering.experts import weight_concat
 from moebius.lowering.experts.claims import Claim, Fused, nodes_after
 from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunction, RowWeight, Slice
@@ -236,7 +237,8 @@ def write_operator(claim: Fused, options: LoweringOptions, known: dict[Any, Any]
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
     inside = None if claim.after is not None else scale
     tensors = (x, gate_up, down, running, inside, bias, down_bias)
-    signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
+    casts = autocast_at(writer.loop)
+    signature = (*map(metadata, tensors), claim.activation, layout, *asked.values(), casts)
     named: dict[str, Any] = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
     with writer.graph.inserting_before(writer.loop):
         arguments = (x, gate_up, down, running, inside, claim.activation)

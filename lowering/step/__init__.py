@@ -5,10 +5,10 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 ``Tensor.backward`` itself is a node as it is.
 """
 
+from moebius.lowering.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
 from moebius.lowering.step.asked import ASKED
 from moebius.lowering.step.assumed_sizes import UnequalSizesError, require_equal, rows_between
-from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, attempted, chosen, either, require_branch
 from moebius.lowering.step.draws import draw, draw_array, draw_below, draw_numpy

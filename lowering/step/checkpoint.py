@@ -16,11 +16,11 @@ import torch
 import torch.utils.checkpoint
 from torch import fx
 
+from moebius.lowering.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.graph import code_of, expert_loop
 from moebius.lowering.step.asked import ASKED, ask_before
-from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.selective import Keeper, mark_places
 from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import put_before

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
+from moebius.lowering.autocast import autocast_now
 from moebius.lowering.graph import code_of
 from moebius.lowering.step.asked import ask_before
-from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import put_before
 

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
+from moebius.lowering.autocast import depth_of_autocast, leave_autocast, leave_to_depth
 from moebius.lowering.errors import WholeStepRefusedError
 from moebius.lowering.experts.stacking import asks_which_ran
-from moebius.lowering.step.autocast import depth_of_autocast, leave_autocast, leave_to_depth
 from moebius.lowering.step.gradients import gradient_of, keep, require_gradients, set_gradient
 from moebius.lowering.step.hooks import backward_with_hooks
 from moebius.lowering.torch_private import (

@@ -10,7 +10,7 @@ import torch
 
 import moebius
 from moebius import capture, stats
-from moebius.lowering.step.autocast import depth_of_autocast
+from moebius.lowering.autocast import depth_of_autocast
 from moebius.torch_facts import torch_private
 
 

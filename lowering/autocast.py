@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,28 @@ DEVICES = ("cpu", "cuda")  # where it is looked at
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     """The devices on which operators cast their operands, and to what."""
     return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+
+
+def autocast_at(node: fx.Node) -> tuple[tuple[str, torch.dtype], ...]:
+    """The same where a node runs: as it is around the graph, and as the switches before the node leave it. (A body runs
+    as it is around its node.)"""
+    on = {d: torch.is_autocast_enabled(d) for d in DEVICES}
+    to = {d: torch.get_autocast_dtype(d) for d in DEVICES}
+    for switch, state in ((torch.set_autocast_enabled, on), (torch.set_autocast_dtype, to)):
+        for thrown in node.graph.find_nodes(op="call_function", target=switch):
+            if thrown < node and thrown.args[0] in state:
+                state[thrown.args[0]] = thrown.args[1]
+    return tuple((d, to[d]) for d in DEVICES if on[d])
+
+
+@contextlib.contextmanager
+def casting(casts: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
+    """Operators cast so, and keep no copy."""
+    with contextlib.ExitStack() as stack:
+        for device in DEVICES:
+            to = dict(casts).get(device)
+            stack.enter_context(torch.autocast(device, to, enabled=to is not None, cache_enabled=False))
+        yield
 
 
 def leave_autocast() -> None:
