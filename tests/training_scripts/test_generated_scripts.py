@@ -41,9 +41,9 @@ TOLERANCE, SMALL = 2e-2, 2e-3
 # that are 1e-7 larger is as far from itself after six calls. What differs is tried again in float64: an error of ours
 # is as large there, rounding is not.
 IN_FLOAT64 = 1e-6
-# Under autocast a sum's order shows in bfloat16, and an optimizer that goes by signs (Rprop, the first steps of Adam and
-# RMSprop) turns one such bit into a whole step. Plain Python beside itself says how far that leads: with weights that
-# are off by a bit of bfloat16. (In float64 autocast casts nothing: what else differs is seen there.)
+# Under autocast a sum's order shows in bfloat16, and an optimizer that goes by signs (Rprop, the first steps of Adam
+# and RMSprop) turns one such bit into a whole step. Plain Python beside itself says how far that leads: with weights
+# that are off by a bit of bfloat16. (In float64 autocast casts nothing: what else differs is seen there.)
 A_BIT, BESIDE_ITSELF = 2.0**-8, 2.0
 NUMBER = re.compile(r"-?\d+\.\d+")  # that is printed
 
