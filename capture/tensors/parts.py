@@ -7,20 +7,17 @@ Python goes on from there.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
+from moebius.lowering.operators import read_call
 
 from ..torch_facts import torch_private
 from ..values.values import TensorProxy
 
-ADDS: dict[Any, int] = {
-    operator.add: 1, operator.iadd: 1, torch.add: 1, operator.sub: -1, operator.isub: -1, torch.sub: -1,
-}
 PLACES = (slice, int, torch.SymInt)  # (a flag is none)
 
 
@@ -68,12 +65,22 @@ class Parts:
         if not rest.is_Symbol or not distance.is_Integer:
             return None, 0
         node, distance = self.read[rest].node if rest in self.read else None, int(distance)
-        while node is not None and node.target in ADDS and len(node.args) == 2 and not node.kwargs:
-            of, added = node.args
-            if type(added) is not int or not is_kind(of, fx.Node) or self.world.writes_into(of.meta["val"]):
-                break
-            node, distance = of, distance + ADDS[node.target] * added
+        while node is not None and (moved := moved_by(node)) and not self.world.writes_into(moved[0].meta["val"]):
+            node, distance = moved[0], distance + moved[1]
         return (rest if node is None else node), distance
+
+
+def moved_by(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """What was added to what, where the node adds a number of Python's."""
+    call = read_call(node)
+    if call is None or call.name not in ("add", "sub") or call.op.inplace or call["alpha"] != 1:
+        return None
+    of, added = call["input"], call["other"]
+    if call.name == "add" and type(of) is int:
+        of, added = added, of
+    if not is_kind(of, fx.Node) or type(added) is not int:
+        return None
+    return of, added if call.name == "add" else -added
 
 
 def axes_of(keys: tuple, dims: int) -> dict[int, int]:

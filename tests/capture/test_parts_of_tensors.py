@@ -79,10 +79,15 @@ def test_parts_inside_are_one_graph(name):
     assert (stats(captured).graphs, stats(captured).breaks, stats(captured).misses) == (1, 0, 1)
 
 
-@pytest.mark.parametrize(("stop", "known"), [("i + 8", True), ("2 * i", False)])
+SUMS = ("i + 8", "8 + i", "i.add(8)", "torch.add(i, 8)", "torch.add(i, 8, alpha=1)", "i - -8", "i.sub(-8) + 1 - 1")
+OTHERS = ("2 * i", "torch.add(i, 4, alpha=2)", "8 - i", "i.clone().add_(8)", "torch.rsub(i, 8)")
+
+
+@pytest.mark.parametrize(("stop", "known"), [*((one, True) for one in SUMS), *((one, False) for one in OTHERS)])
 def test_what_reads_them_has_known_sizes(stop, known):
-    captured = capture(made(f"return torch.stack([DATA[i : {stop}] for i in ix])"), backend="eager")
-    captured(torch.tensor((8, 8)))
+    step, given = made(f"return torch.stack([DATA[i : {stop}] for i in ix])"), torch.tensor((3, 3))
+    captured = capture(step, backend="eager")
+    assert same(captured(given), step(given))
     graph = captured_of(captured).segments[0].captured.gm.graph
     (node,) = graph.find_nodes(op="call_function", target=torch.stack)
     assert [type(size) is int for size in node.meta["val"].shape] == [True, known]
