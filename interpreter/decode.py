@@ -12,7 +12,7 @@ from weakref import ref
 
 from .natives import call_outside
 from .private_builtins import private_copy
-from .program import Instruction, Program
+from .program import Forget, Instruction, Program
 from .reading import LOOKS_BACK, Read, read_instructions
 from .registry import HANDLERS
 from .tables import TABLE
@@ -33,24 +33,8 @@ def decode(code: CodeType) -> Program:
     program = PROGRAMS.get(id(code))
     if program is None:
         program = PROGRAMS[id(code)] = call_outside(_decode, code)
-        FORGET[id(code)] = ref(code, Forget(id(code)))
+        FORGET[id(code)] = ref(code, Forget(id(code), PROGRAMS, FORGET))
     return program
-
-
-class Forget:
-    """Called when a code object dies: what is known of it goes, before its id can be another's.
-
-    At the end of the process that is after this module's names are gone.
-    """
-
-    __slots__ = ("key", "programs", "forget")
-
-    def __init__(self, key: int) -> None:
-        self.key, self.programs, self.forget = key, PROGRAMS, FORGET
-
-    def __call__(self, reference: ref[CodeType]) -> None:
-        self.programs.pop(self.key, None)
-        self.forget.pop(self.key, None)
 
 
 def _decode(code: CodeType) -> Program:

@@ -82,3 +82,19 @@ class Program:
     def handler_at(self, index: int) -> tuple[int, int, bool] | None:
         """(target index, stack depth, push lasti) of the handler that guards instruction `index`, or None."""
         return self.handlers[index]
+
+
+class Forget:
+    """Called when a code object dies: what is known of it goes, before its id can be another's.
+
+    At the end of the process that is after the names of the module that knows it are gone.
+    """
+
+    __slots__ = ("key", "known")
+
+    def __init__(self, key: int, *known: dict[int, Any]) -> None:
+        self.key, self.known = key, known
+
+    def __call__(self, reference: ref[CodeType]) -> None:
+        for of_codes in self.known:
+            of_codes.pop(self.key, None)

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import ref
 
 from .frame import Frame, opened
+from .program import Forget
 from .protocols import Machine
 
 CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
@@ -102,7 +103,7 @@ USER_CODES: dict[int, tuple[ref[CodeType], ref[CodeType]]] = {}
 
 def stands_for(made: CodeType, code: CodeType) -> CodeType:
     """Keep that `made` is to be shown as the user's `code`."""
-    USER_CODES[id(made)] = ref(made, ForgetShell(id(made))), ref(code)
+    USER_CODES[id(made)] = ref(made, Forget(id(made), USER_CODES)), ref(code)
     return made
 
 
@@ -110,18 +111,6 @@ def user_code(code: CodeType) -> CodeType:
     """The user's code object for one of the machine's, as long as there is one; any other code object is itself."""
     known = USER_CODES.get(id(code))
     return code if known is None else known[1]() or code
-
-
-class ForgetShell:
-    """Called when such a code object dies, at the end of the process after this module's names are gone."""
-
-    __slots__ = ("key", "known")
-
-    def __init__(self, key: int) -> None:
-        self.key, self.known = key, USER_CODES
-
-    def __call__(self, reference: ref[CodeType]) -> None:
-        self.known.pop(self.key, None)
 
 
 def frame_of(generator: Any) -> Frame | None:
