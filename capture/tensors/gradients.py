@@ -397,7 +397,7 @@ class Gradients:
         """The graph ends in a break: whatever runs then may change what a waiting call reads."""
         self.waited |= {applied.name for applied in self.waiting()}
 
-    def returned(self, outputs: list[Any] | None) -> None:
+    def returned(self, outputs: tuple[Any, ...] | None) -> None:
         """The graph ends with the function: a backward of what it leaves (None: of anything) runs whenever its caller
         calls it."""
         asked = self.waiting()

@@ -144,17 +144,21 @@ class Speculation:
         return expected
 
     def side_exit(self, frames: list[FrameSnapshot], held: Held) -> tuple[Emitter, Callable[..., Any]]:
-        request = self.trace.request
-        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        emitter, request = self.emitter(), self.trace.request
         native = continuation(emitter, frames, "run", None)
         EffectReplay(emitter).effects()
         return emitter, emitter.function(request.function.__name__, held, [], [f"return {native}"])
 
+    def emitter(self) -> Emitter:
+        request = self.trace.request
+        return Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+
     def live(self) -> tuple[Any, ...]:
         """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
         frames = self.trace.frames()
-        found = self.live_in(frames, "call", gives_nothing) if len(connected(frames)) == len(frames) else None
-        return found or ()
+        if len(connected(frames)) < len(frames):
+            return ()
+        return self.read_by(lambda emitter: continuation(emitter, frames, "call", gives_nothing)) or ()
 
     def live_before(self) -> tuple[Any, ...] | None:
         """What Python goes on with before the instruction that the innermost frame is at; None where it cannot."""
@@ -162,28 +166,21 @@ class Speculation:
         chain = connected(frames, generators=True)
         if len(chain) < len(frames) or not can_ask_again(chain[-1]):
             return None
-        return self.live_in(chain, "run", None)
+        return self.read_by(lambda emitter: continuation(emitter, chain, "run", None))
 
-    def live_in(self, frames: list[FrameSnapshot], what: str, inner: Any) -> tuple[Any, ...] | None:
-        request = self.trace.request
-        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+    def leaving(self) -> tuple[Any, ...] | None:
+        """What a trace that came to its end gives and leaves behind; None where that cannot be said."""
+        return self.read_by(lambda emitter: emitter.value(self.trace.result))
+
+    def read_by(self, write: Callable[[Emitter], Any]) -> tuple[Any, ...] | None:
+        """What the code that `write` makes reads, and that of the effects; None where there can be none."""
+        emitter = self.emitter()
         try:
-            continuation(emitter, frames, what, inner)
+            write(emitter)
             EffectReplay(emitter).effects()
         except (CannotRebuild, CannotResume):
             return None
         return tuple(emitter.outputs)
-
-    def leaving(self) -> list[Any] | None:
-        """What a trace that came to its end gives and leaves behind; None where that cannot be said."""
-        request = self.trace.request
-        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
-        try:
-            emitter.value(self.trace.result)
-            EffectReplay(emitter).effects()
-        except (CannotRebuild, CannotResume):
-            return None
-        return emitter.outputs
 
     def way(self, branch: str, value: Any, told: bool | None) -> bool:
         """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
