@@ -174,13 +174,11 @@ class LaterReads:
             self.found.dict_entry(record.source.name, the_dict, key, known.entries[key])
 
     def keys(self, container: Any, key: Any, value: Any) -> None:
+        if not issubclass(type(container), dict):
+            return self.whole(container, key, value)
         record = self.static(container)
-        if record is None or self.is_written(container, None):
-            return
-        if issubclass(type(container), dict):
+        if record is not None and not self.is_written(container, None):
             self.found.dict_keys(record.source.name, container)
-        else:
-            self.whole(container, key, value)
 
     def whole(self, container: Any, key: Any, value: Any) -> None:
         record = self.static(container)
@@ -252,11 +250,7 @@ def as_weak(obj: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(obj)
     except TypeError:
-        return functools.partial(same_object, obj)
-
-
-def same_object(obj: Any) -> Any:
-    return obj
+        return lambda: obj
 
 
 def is_still(held: Callable[[], Any], kind: type) -> bool:
