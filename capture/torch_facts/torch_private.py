@@ -590,8 +590,3 @@ def joined(mode: FakeTensorMode, like: torch.Tensor, sources: list[torch.Tensor]
         return made
     with torch.enable_grad():
         return Joined.apply([made], *sources)
-
-
-def weak_tensor(tensor: torch.Tensor) -> Any:
-    """A weak reference to a tensor that follows the tensor object, not its Python wrapper of the moment."""
-    return weakref.ref(tensor)

@@ -388,7 +388,7 @@ def make_graph(
     gm.graph.lint()
     real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if is_kind(proxy.real, torch.Tensor)]
     for node, tensor in real:
-        node.meta["tensor"] = torch_private.weak_tensor(tensor)
+        node.meta["tensor"] = weakref.ref(tensor)
     for place, memory in memory_of([tensor for _, tensor in real]).items():
         real[place][0].meta["memory"] = memory
     code = shown_code(attempt.request.function)

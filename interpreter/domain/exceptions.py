@@ -138,9 +138,6 @@ class Exceptions(Core):
             made.__notes__ = self.drain(notes)  # Objects/exceptions.c copies a sequence, and leaves out anything else
         return made
 
-    def assertion_error(self) -> type[BaseException]:
-        return AssertionError
-
     def before_with(self, manager: Any) -> tuple[Any, Any]:
         """(bound __exit__, what __enter__ returned)."""
         return self.enter(manager, "__enter__", "__exit__", "context manager")

@@ -58,7 +58,7 @@ def prep_reraise_star(frame: Frame, stack: list[Any], operand: Any) -> None:
 
 @opcode("LOAD_ASSERTION_ERROR")
 def load_assertion_error(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack.append(frame.domain.assertion_error())
+    stack.append(AssertionError)
 
 
 @opcode("BEFORE_WITH")
