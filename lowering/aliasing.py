@@ -35,8 +35,9 @@ def writes_into(node: fx.Node) -> list[fx.Node]:
 def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
     """The same for a node that was read."""
     if is_backward(node):
-        return gradients_before(node) + hook_writes(node)
-    tensors = [argument for argument in node.all_input_nodes]
+        # where a hook's graph writes at all, it may change everything that it was given
+        return gradients_before(node) + [given for _, written in writes_of_hooks(node) for given in written]
+    tensors = list(node.all_input_nodes)
     if call is not None:
         if call.name == "expert_loop":
             return loop_writes(call)
@@ -59,11 +60,6 @@ def gradients_before(node: fx.Node) -> list[fx.Node]:
     read = list(graph.find_nodes(op="call_function", target=gradient_of))
     put = [one.args[1] for one in graph.find_nodes(op="call_function", target=set_gradient)]
     return given + [one for one in read + put if isinstance(one, fx.Node) and one < node]
-
-
-def hook_writes(node: fx.Node) -> list[fx.Node]:
-    """What the graphs of a backward's hooks may change: where one writes at all, everything that it was given."""
-    return [given for _, written in writes_of_hooks(node) for given in written]
 
 
 def writes_of_hooks(node: fx.Node) -> Iterator[tuple[fx.Node, list[fx.Node]]]:

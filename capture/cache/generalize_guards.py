@@ -128,7 +128,9 @@ def open_numbers(assumptions: Assumptions, guards: CompiledGuards, args: tuple, 
         elif kind == "dict":
             the_dict, entries, _ = rest
             for key, then in entries.items():
-                if is_another_number(then, now := dict.get(the_dict, key)) or is_another_tensor(then, now):
+                now = dict.get(the_dict, key)  # where one of the averaged weights was replaced, the others were
+                replaced = isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor) and now is not then
+                if replaced or is_another_number(then, now):
                     assumptions.symbolic_places.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None and has_others(rest[1], met(fact, args, kwargs)):
             open_floats(assumptions, fact.source, args, kwargs)  # (a table that stays is a constant of the graph)
@@ -149,11 +151,6 @@ def way_to(source: Source) -> Iterator[Source]:
 
 def is_another_number(then: Any, now: Any) -> bool:
     return type(then) in (bool, int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
-
-
-def is_another_tensor(then: Any, now: Any) -> bool:
-    """Where one of the averaged weights was replaced (``self.shadow[name] = …``), the others were."""
-    return isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor) and now is not then
 
 
 def open_floats(assumptions: Assumptions, source: Source, args: tuple, kwargs: dict[str, Any]) -> None:

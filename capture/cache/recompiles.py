@@ -234,14 +234,10 @@ def lines_that_read(name: str, code: types.CodeType, until: int | None = None) -
         name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
     for instruction in decode(code).instructions[:until]:
         line = instruction.line or line
-        if instruction.opname.startswith("LOAD") and name in named_by(instruction.argval):
+        operand = instruction.argval  # (from 3.13 on one may load two locals)
+        if instruction.opname.startswith("LOAD") and name in (operand if isinstance(operand, tuple) else (operand,)):
             found.append(line)
     return found
-
-
-def named_by(operand: Any) -> tuple[Any, ...]:
-    """The names in an instruction's operand (from 3.13 on one may load two locals)."""
-    return operand if isinstance(operand, tuple) else (operand,)
 
 
 def shown(guards: CompiledGuards, code: types.CodeType) -> Iterator[Any]:

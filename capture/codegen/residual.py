@@ -224,7 +224,7 @@ class Emitter:
         text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
         if type(value) is tuple:
             return self.assign(value, text)
-        if is_structseq(type(value)):  # torch.return_types and kin have a constructor of their own
+        if hasattr(type(value), "n_sequence_fields"):  # Objects/structseq.c: torch.return_types and kin have their own
             return self.assign(value, f"{self.constant(type(value))}({text})")
         return self.assign(value, f"tuple.__new__({self.constant(type(value))}, {text})")
 
@@ -551,11 +551,6 @@ def walk_again(begin: Any, owner: Any, count: int) -> Any:
     iterator = begin(owner)
     advance(iterator, count)
     return iterator
-
-
-def is_structseq(cls: type) -> bool:
-    """C's named tuples (Objects/structseq.c)."""
-    return hasattr(cls, "n_sequence_fields")
 
 
 def safe_keyword(name: str) -> str:

@@ -259,7 +259,7 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
             name = part_name(source, "dict_item", key)
             if value is not ABSENT and (
                 name in self.symbolic_places
-                or self.is_counter(record, key)
+                or (id(record) in self.schedules and key in COUNTERS)  # each step writes it
                 or (type(value) is float and is_schedule(name, key))
                 or self.by_its_way(record, value)
             ):
@@ -288,10 +288,6 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
                 if counts and value is not before:
                     found.add(part_name(record.source, "dict_item", key))
         return found
-
-    def is_counter(self, record: Record, key: Any) -> bool:
-        """Whether an entry counts a scheduler's steps: each step writes it."""
-        return id(record) in self.schedules and key in COUNTERS
 
     def dict_set(self, record: Record, key: Any, value: Any) -> None:
         if self.inside and type(key) is str and record.shadow is None and not record.late:

@@ -39,7 +39,7 @@ from ..values.opaque_tensor import Varying
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy, type_of
 from ..values.values import UndefinedAfterLoop as Undefined
 from .questions import QUESTIONS
-from .reach import may_load
+from .reach import LOADERS, may_look_at
 from .specials import is_generic
 from .texts import Text
 
@@ -261,7 +261,8 @@ class Attributes(Slots):
         if is_kind(getter, types.FunctionType):
             return self.call(getter, [found, obj, kind], {})
         if is_kind(found, functools.partial | types.MethodType):
-            return self.objects.made(types.MethodType(found, obj)) if is_bound_natively(found) else found
+            is_bound = is_kind(found, functools.partial) and "__get__" in vars(functools.partial)  # from 3.14 on
+            return self.objects.made(types.MethodType(found, obj)) if is_bound else found
         if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
             if found.__func__ in QUESTIONS:
                 return self.objects.made(types.MethodType(found.__func__, obj))
@@ -323,7 +324,7 @@ class Attributes(Slots):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
         before = vars(module)
         is_asked = name not in before and before.get("__getattr__", ABSENT) is own  # (else the step has written there)
-        if is_asked and may_load((fallback, kind)):  # what loads itself at its first use may as well do so now
+        if is_asked and may_look_at((fallback, kind), LOADERS):  # what loads itself when used may do so now
             value = getattr(module, name)
             if name in before or is_kind(value, IDENTITIES):
                 return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
@@ -572,11 +573,6 @@ TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"]) 
 NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
 BOUND_TO_OBJECTS = (types.FunctionType, property, *C_PARTS, types.MethodDescriptorType, types.WrapperDescriptorType)
 MODULE_GETATTR = torch.nn.Module.__getattr__
-
-
-def is_bound_natively(found: Any) -> bool:
-    """Whether a class attribute becomes a method: a partial does from CPython 3.14 on."""
-    return is_kind(found, functools.partial) and "__get__" in vars(functools.partial)
 
 
 def looks_up_in_c(getter: Any) -> bool:

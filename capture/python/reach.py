@@ -95,11 +95,6 @@ def may_look_at(function: Any, owners: Collection[Any]) -> bool:
     return False
 
 
-def may_load(function: Any) -> bool:
-    """Whether a call of the function may import modules by their names."""
-    return may_look_at(function, LOADERS)
-
-
 def code_names(code: types.CodeType) -> Iterator[str]:
     """All names in a function and the functions in it."""
     yield from code.co_names

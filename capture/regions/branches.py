@@ -126,7 +126,7 @@ def branch_at(frame: Frame) -> Conditional | None:
                 sides.append(Conditional(here, end, frozenset(), end, skip_if, given, below))
             continue
         inside = side(program, entry, end, here)
-        if inside is None or any(map(is_suspended, (program.instructions[i] for i in inside))):
+        if inside is None or any(program.instructions[i].opname.startswith(("YIELD_", "SEND")) for i in inside):
             return None
         if here in inside and not (end == RETURNED and is_in_for_alone(program, here)):
             return None
@@ -154,10 +154,6 @@ def is_in_for_alone(program: Program, here: int) -> bool:
     steps = program.instructions
     back = [s.target for i, s in enumerate(steps) if s.target is not None and s.target - 1 <= here <= i]
     return {steps[target].opname for target in back} == {"FOR_ITER"}
-
-
-def is_suspended(instruction: Any) -> bool:
-    return instruction.opname.startswith(("YIELD_", "SEND"))
 
 
 def constants(program: Program, inside: frozenset[int]) -> set[Any]:

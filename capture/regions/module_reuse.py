@@ -341,11 +341,8 @@ class ModuleReuse:
         nodes = {first.node: second.node for first, second in pairs.tensors}
         stacks: dict[int, Any] = {}
 
-        def second_of(node: fx.Node) -> fx.Node:
-            return nodes.get(node, node)
-
         for node in plan.nodes:
-            copy = nodes[node] = copy_node(graph, node, second_of)
+            copy = nodes[node] = copy_node(graph, node, lambda one: nodes.get(one, one))
             stack = node.meta.get("stack") or ()
             if id(stack) not in stacks:
                 stacks[id(stack)] = (*here, *stack[block.depth :]) if stack else ()

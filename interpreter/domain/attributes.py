@@ -147,7 +147,7 @@ class Attributes(Core):
     def bind_classmethod(self, raw: Any, cls: type) -> Any:
         """classmethod.__get__; up to 3.12 a wrapped descriptor is bound in turn."""
         wrapped = raw.__func__
-        if type(wrapped) is property and wrapped.fget is not None and wraps_descriptors():
+        if sys.version_info < (3, 13) and type(wrapped) is property and wrapped.fget is not None:
             return self.call(wrapped.fget, [cls], {})
         return self.native(raw.__get__, None, cls)
 
@@ -256,9 +256,3 @@ def name_missing(error: AttributeError, obj: Any, name: str) -> None:
 
 def is_data_descriptor(kind: type) -> bool:
     return lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING
-
-
-def wraps_descriptors() -> bool:
-    """Whether classmethod binds a wrapped descriptor (3.9 to 3.12)."""
-
-    return sys.version_info < (3, 13)

@@ -79,7 +79,8 @@ class WaysBack:
                 self.alone |= self.passed_by([writer], writer)
         freed, self.calls = set(self.alone), calls_in(graph)
         within = {region: next((begin for begin in self.calls(region) if begin.args[1]), None) for region in regions}
-        for end in [node for node in graph.nodes if self.is_start(node) or node in within.values()]:
+        begun = {*self.regions, *within.values()}
+        for end in [node for node in graph.nodes if node in begun or is_backward(node) or node.op == "output"]:
             values = nodes_in(end.args[:1]) if is_backward(end) else end.all_input_nodes
             outer = within.get(end)  # what a reentrant call runs again goes back to what it was given, and stops there
             for value in filter(is_floating, values):
@@ -92,9 +93,6 @@ class WaysBack:
                     self.starts[end].append((value, sorted(passed)))
             if is_backward(end) and not end.kwargs.get("retain_graph"):
                 freed |= self.reached(values, end)
-
-    def is_start(self, node: fx.Node) -> bool:
-        return node in self.regions or is_backward(node) or node.op == "output"
 
     def is_outside(self, node: fx.Node) -> bool:
         return is_floating(node) and not self.storage.is_fresh(node)
