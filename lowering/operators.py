@@ -38,6 +38,7 @@ from moebius.lowering.step.assumed_sizes import require_equal, rows_between
 from moebius.lowering.step.branches import chosen, require_branch
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import custom_operator_name, set_grad_enabled
+from moebius.lowering.values import stands_at
 
 
 @dataclass(frozen=True)
@@ -526,6 +527,16 @@ def given_to(node: fx.Node) -> dict[fx.Node, Any]:
     call = read_call(node)
     assert call is not None
     return dict(zip(loop_body(node).graph.find_nodes(op="placeholder"), call_operands(call), strict=True))
+
+
+def put_body(gm: fx.GraphModule, word: str, body: fx.GraphModule, loop: fx.Node) -> list[fx.Node]:
+    """Have a loop or a branch run a new body. Gives the nodes that may have no reader any more."""
+    with gm.graph.inserting_before(loop):
+        given = stands_at(gm.graph.get_attr(added_body(gm, word, body)), loop)
+    given.meta["val"] = None
+    before = [one for one in loop.all_input_nodes if one.op == "get_attr"]
+    loop.args = (given, *loop.args[1:])
+    return before
 
 
 def added_body(gm: fx.GraphModule, word: str, body: fx.GraphModule) -> str:

@@ -17,9 +17,9 @@ from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.saved_for_backward import writer_before_backward
 from moebius.lowering.experts.unrolled_loops import is_branch
 from moebius.lowering.graph import ExpertRegion
-from moebius.lowering.operators import PRODUCTS, added_body, call_name, given_to, loop_body, target_name
+from moebius.lowering.operators import PRODUCTS, call_name, given_to, loop_body, put_body, target_name
 from moebius.lowering.step import checkpoint, inference, is_backward
-from moebius.lowering.values import copy_node, refuse, stands_at
+from moebius.lowering.values import copy_node, refuse
 
 WRITTEN = "kept unchanged"  # the step of the proof
 
@@ -47,11 +47,7 @@ def replace_nested(work: Work, replace_all: Callable[[Work], None]) -> None:
                 refuse(region, f"{WRITTEN}: {target_name(writer)} changes what the experts of a branch keep", writer)
             continue
         inner.recompile()
-        with work.gm.graph.inserting_before(branch):
-            body = stands_at(work.gm.graph.get_attr(added_body(work.gm, "nested", inner)), branch)
-        body.meta["val"] = None
-        work.loose += [one for one in branch.all_input_nodes if one.op == "get_attr"]
-        branch.args = (body, *branch.args[1:])
+        work.loose += put_body(work.gm, "nested", inner, branch)
         work.regions += own.regions
 
 

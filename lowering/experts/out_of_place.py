@@ -15,8 +15,8 @@ from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.experts.blocks import expert_rows, source_of
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.operators import PRODUCTS, added_body, loop_body, read_call
-from moebius.lowering.values import add_call, copy_node, nodes_between, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.operators import PRODUCTS, loop_body, put_body, read_call
+from moebius.lowering.values import add_call, copy_node, nodes_between, same_shape, shape_of, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -38,11 +38,7 @@ def rewrite_body(work: Work, loop: fx.Node) -> None:
     if not functional(inner.graph):
         return
     inner.recompile()
-    with work.gm.graph.inserting_before(loop):
-        given = stands_at(work.gm.graph.get_attr(added_body(work.gm, "functional", inner)), loop)
-    given.meta["val"] = None
-    work.loose += [one for one in loop.all_input_nodes if one.op == "get_attr"]
-    loop.args = (given, *loop.args[1:])
+    work.loose += put_body(work.gm, "functional", inner, loop)
 
 
 def may_be_one(node: fx.Node) -> bool:
