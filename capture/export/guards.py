@@ -18,6 +18,7 @@ from ..tensors.overlaps import Overlaps
 from .checks import FLAGS, SIZES, TYPES, same
 from .relations import write_number
 from .residual import Output, ResidualReader
+from .unchanged import parts_of
 from .values import encode
 from .world import Frozen, Open, State, World
 
@@ -75,9 +76,7 @@ class GuardWriter:
     # ------------------------------------------------------------------------------------------------------------------
 
     def slots(self, fact: Fact, kind: str, rest: list[Any]) -> None:
-        n_slots = {"distinct": len(rest), "same": 2}.get(kind, 1)
-        positions = rest[1:] if kind == "python" else rest[:n_slots]
-        operands = rest[:1] if kind == "python" else rest[n_slots:]
+        positions, operands = parts_of(kind, rest)
         places = [self.place(fact, self.world.slot(p)) for p in positions]
         if not any(places):
             return  # about the world of the capture alone

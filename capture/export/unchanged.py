@@ -16,8 +16,6 @@ from ..hook import GuardProgram
 from .residual import ResidualReader
 from .world import Frozen, World
 
-# Checks whose operands, but for the first ones, are no slots: how many are.
-SEVERAL = ("distinct", "python")
 OF_NO_SLOT = ("dict", "class", "instance", "static_tensor", "function", "answers")
 
 
@@ -49,7 +47,7 @@ def about_world(world: World, residual: ResidualReader, check: tuple[Any, ...]) 
         return kind, the_dict, {k: v for k, v in entries.items() if k not in others}, None if others else keys
     if kind in OF_NO_SLOT:
         return check
-    found = [world.slot(position) for position in positions(kind, rest)]
+    found = [world.slot(position) for position in parts_of(kind, rest)[0]]
     return check if all(isinstance(f, Frozen) and is_left(residual, f) for f in found) else None
 
 
@@ -57,7 +55,7 @@ def slots_of(world: World, checks: list[tuple[Any, ...]]) -> list[tuple[Any, ...
     """The slots that the checks look into, the arguments that are the same at each call in their places; the others
     lead to nothing."""
     slots: list[tuple[Any, ...]] = [("const", None)] * len(world.guards.slots)
-    pending = [p for kind, *rest in checks if kind not in OF_NO_SLOT for p in positions(kind, rest)]
+    pending = [p for kind, *rest in checks if kind not in OF_NO_SLOT for p in parts_of(kind, rest)[0]]
     while pending:
         position = pending.pop()
         slot = world.guards.slots[position]
@@ -70,11 +68,12 @@ def slots_of(world: World, checks: list[tuple[Any, ...]]) -> list[tuple[Any, ...
     return slots
 
 
-def positions(kind: str, rest: list[Any]) -> list[int]:
-    """The slots that a check looks into."""
-    if kind in SEVERAL:
-        return rest[1:] if kind == "python" else rest
-    return rest[:2] if kind == "same" else rest[:1]
+def parts_of(kind: str, rest: list[Any]) -> tuple[list[int], list[Any]]:
+    """The slots that a check looks into, and its operands."""
+    if kind == "python":
+        return rest[1:], rest[:1]
+    n_slots = {"distinct": len(rest), "same": 2}.get(kind, 1)
+    return rest[:n_slots], rest[n_slots:]
 
 
 def is_left(residual: ResidualReader, found: Frozen) -> bool:
