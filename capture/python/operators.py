@@ -152,9 +152,8 @@ class Operators(Membership):
         names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r", "i")]
         for value in (left, right):
             self.guard_operators(value, names)
-        if op.endswith("="):
-            if type(left) in CONTAINERS:
-                return self.container_in_place(op, left, right)
+        if op.endswith("=") and type(left) in CONTAINERS:
+            return self.container_in_place(op, left, right)
         if op in ("%", "%=") and issubclass(type(left), str):
             return self.percent(left, right)
         left_value, right_value = self.operand(left), self.operand(right)

@@ -381,9 +381,8 @@ def make_graph(
     for node in reversed([n for n in graph.nodes if n.op == "placeholder"]):
         if not node.users:
             graph.erase_node(node)
-    if not any(n.op in ("call_function", "call_method") for n in graph.nodes):
-        if not emitter.outputs:
-            return None, None
+    if not any(n.op in ("call_function", "call_method") for n in graph.nodes) and not emitter.outputs:
+        return None, None
     gm = writer.module()
     gm.graph.lint()
     real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if is_kind(proxy.real, torch.Tensor)]

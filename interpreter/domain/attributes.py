@@ -74,9 +74,8 @@ class Attributes(Core):
             if raw is MISSING or type(raw) in SIMPLE_KINDS:
                 if raw is not MISSING or lookup(tp, "__getattr__") is MISSING:
                     return getattr(obj, name)
-        elif is_class(obj):
-            if special(tp, "__getattribute__") is None and special(tp, "__getattr__") is None:
-                return self.get_class_attr(obj, name)
+        elif is_class(obj) and special(tp, "__getattribute__") is None and special(tp, "__getattr__") is None:
+            return self.get_class_attr(obj, name)
         return self.get_attr_by_protocol(obj, name, tp)
 
     def get_attr_by_protocol(self, obj: Any, name: str, tp: type) -> Any:

@@ -222,10 +222,7 @@ def is_made_of(rows: fx.Node, mask: fx.Node) -> bool:
     count, seen = (shape_of(rows) or (None,))[0], computed_of([rows])
     if len(seen) > FAR + len(rows.graph.find_nodes(op="placeholder")):
         seen = {node for node in seen if mask < node}
-    for node in seen:
-        if takes(node, mask) and same_size((shape_of(node) or (None,))[0], count):
-            return True
-    return False
+    return any(takes(node, mask) and same_size((shape_of(node) or (None,))[0], count) for node in seen)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -104,9 +104,8 @@ def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
             continue
         zero = type(base) is int and base == 0
         whole = zero or (isinstance(base, fx.Node) and same_shape(shape_of(base), shape_of(node)))
-        if whole and isinstance(rows, fx.Node) and same_shape(shape_of(rows), shape_of(node)):
-            if scaled(rows):
-                return base, rows
+        if whole and isinstance(rows, fx.Node) and same_shape(shape_of(rows), shape_of(node)) and scaled(rows):
+            return base, rows
     return None
 
 
