@@ -97,10 +97,8 @@ class SlotCounts:
 
     def counted(self, size: Any) -> tuple[Any, ...] | None:
         """(index, expert), where a size is the number of rows that were picked by those slots, or by their tokens."""
-        around = self.scope
-        while around is not None and size not in around.rows_of:
-            around = around.parent
-        mask = None if around is None else self.mask_behind(around.rows_of[size])
+        rows = next((scope.rows_of[size] for scope in self.scope.around() if size in scope.rows_of), None)
+        mask = None if rows is None else self.mask_behind(rows)
         return None if mask is None else self.of_mask(mask)
 
     def mask_behind(self, node: fx.Node) -> Any:

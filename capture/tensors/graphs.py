@@ -107,12 +107,16 @@ class GraphScope:
         """Whether a call runs it once, or not at all."""
         return self.parent is None or (self.of_call and self.parent.is_never_repeated())
 
+    def around(self) -> Iterator[GraphScope]:
+        """This one and those around it."""
+        scope: GraphScope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
     def scope_of(self, node: fx.Node) -> GraphScope | None:
         """Of this one and those around it: the one whose graph has the node."""
-        scope: GraphScope | None = self
-        while scope is not None and scope.graph is not node.graph:
-            scope = scope.parent
-        return scope
+        return next((scope for scope in self.around() if scope.graph is node.graph), None)
 
     def as_made(self, node: Any) -> Any:
         """What a value is in the scope that made it: a placeholder of this one, or of one around it, is lifted."""
@@ -142,11 +146,9 @@ class GraphScope:
 
     def symbol(self, symbol: Any) -> fx.Node:
         """The node whose value is this size symbol."""
-        scope: GraphScope | None = self
-        while scope is not None:
+        for scope in self.around():
             if symbol in scope.symbols:
                 return self.own(scope.symbols[symbol]())
-            scope = scope.parent
         raise Break(
             "symbolic size of unknown origin", f"no tensor of this graph has the size {symbol}", "please report this"
         )
@@ -298,14 +300,9 @@ class GraphWriter:
             if id(value) in value.numbers.fixed:
                 return self.argument(value.representative)
             return self.scope.own(value.node)
-        if kind is torch.Size or kind is tuple:
-            return tuple(self.argument(v) for v in value)
         if is_kind(value, tuple):
-            return (
-                kind(*(self.argument(v) for v in value))
-                if hasattr(value, "_fields")
-                else tuple(self.argument(v) for v in value)
-            )
+            items = [self.argument(v) for v in value]
+            return kind(*items) if hasattr(value, "_fields") else tuple(items)
         if is_kind(value, list):
             return [self.argument(v) for v in value]
         if is_kind(value, dict):
@@ -376,27 +373,18 @@ class GraphWriter:
             return
         if not is_kind(fake, torch.Tensor):
             return
-        for axis, size in enumerate(fake.shape):
-            if is_kind(size, torch.SymInt):
-                symbol = torch_private.expression(size)
-                if symbol.is_Symbol and not self.bound(symbol):
-                    scope.symbols[symbol] = self.size_reader(scope, node, "size", axis, size, symbol)
-                    scope.rows_of |= {symbol: node} if axis == 0 else {}
-        if node.op != "placeholder" or not any(is_kind(size, torch.SymInt) for size in fake.shape):
-            return
-        for axis, stride in enumerate(fake.stride()):  # of a part of a tensor: no product of its own sizes
-            if is_kind(stride, torch.SymInt):
-                symbol = torch_private.expression(stride)
-                if symbol.is_Symbol and not self.bound(symbol):
-                    scope.symbols[symbol] = self.size_reader(scope, node, "stride", axis, stride, symbol)
+        read = [("size", axis, size) for axis, size in enumerate(fake.shape)]
+        if node.op == "placeholder" and any(is_kind(size, torch.SymInt) for size in fake.shape):
+            # of a part of a tensor: no product of its own sizes
+            read += [("stride", axis, stride) for axis, stride in enumerate(fake.stride())]
+        for method, axis, size in read:
+            symbol = torch_private.expression(size) if is_kind(size, torch.SymInt) else None
+            if symbol is not None and symbol.is_Symbol and not self.bound(symbol):
+                scope.symbols[symbol] = self.size_reader(scope, node, method, axis, size, symbol)
+                scope.rows_of |= {symbol: node} if method == "size" and axis == 0 else {}
 
     def bound(self, symbol: Any) -> bool:
-        scope: GraphScope | None = self.scope
-        while scope is not None:
-            if symbol in scope.symbols:
-                return True
-            scope = scope.parent
-        return False
+        return any(symbol in scope.symbols for scope in self.scope.around())
 
     def size_reader(
         self, scope: GraphScope, node: fx.Node, method: str, axis: int, size: Any, symbol: Any

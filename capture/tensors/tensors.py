@@ -165,7 +165,8 @@ class TensorOperations:
         return torch_private.is_simulated(real) or (lies_on_ranks(real) and whole)
 
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
-        root = self.root_scope()
+        scope = self.writer.scope
+        root = scope.root()
         node, stack = root.placeholder(readable(source.name)), self.writer.where()
         where = stack[-1:] and stack[-1]
         node.meta.update(val=fake, source=source.name, static=source.static, where=where, stack=stack)
@@ -175,7 +176,7 @@ class TensorOperations:
         proxy.source, proxy.real, proxy.required = source, real, getattr(fake, "requires_grad", False)
         if isinstance(real, torch.nn.Parameter):
             proxy.cls = type(real)
-        scope, self.writer.scope = self.writer.scope, root
+        self.writer.scope = root
         self.writer.bind_symbols(fake, node)
         self.writer.scope = scope
         self.proxies.setdefault(id(real), proxy)
@@ -187,21 +188,11 @@ class TensorOperations:
             self.foreign.lies_on_ranks(fake)
         return proxy
 
-    def root_scope(self) -> Any:
-        scope = self.writer.scope
-        while scope.parent is not None:
-            scope = scope.parent
-        return scope
-
     def distinct_inputs(self) -> None:
         """Inputs that were different tensors stay different tensors, where the step can tell."""
         tensors = [p for p in self.inputs if is_kind(p.real, torch.Tensor) and p.source is not None]
         self.offsets.guard(self.guards, [p for p in tensors if p.source is not None and not p.source.static])
         self.aliases.guard()
-
-    def mistaken(self) -> set[str]:
-        """Places that were two inputs and are to be one: see ``Aliases``."""
-        return self.aliases.mistaken()
 
     # ------------------------------------------------------------------------------------------------------------------
     # Operators
@@ -422,17 +413,11 @@ class TensorOperations:
         if is_kind(result, tuple | list):
             items = []
             for i, item in enumerate(result):
-                if is_kind(item, torch.Tensor) or is_kind(item, SYMBOLIC):
-                    items.append(self.wrap(item, self.writer_item(node, i)))
-                elif is_kind(item, tuple | list) and has_tensor(item):
-                    items.append(self.wrap(item, self.writer_item(node, i)))
-                else:
-                    items.append(item)
-            if type(result) in (tuple, list):
-                return type(result)(items)
+                wraps = is_kind(item, (torch.Tensor, *SYMBOLIC)) or (is_kind(item, tuple | list) and has_tensor(item))
+                items.append(self.wrap(item, self.writer_item(node, i)) if wraps else item)
             if hasattr(result, "_fields"):
                 return type(result)(*items)
-            return type(result)(items)  # torch.return_types: structseq takes one sequence
+            return type(result)(items)  # (torch.return_types, too: structseq takes one sequence)
         if result is None or type(result) in ATOMS:
             return result
         raise Break("operator result", f"an operator returned a {type(result).__name__}", "please report this operator")

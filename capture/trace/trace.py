@@ -451,7 +451,7 @@ def has_taught(attempt: Trace, assumptions: Assumptions) -> bool:
         assumptions.inference_breaks = True
     elif stop and assumptions.learn_of_break(stop.reason, domain, attempt.speculation.endless, ones):
         pass
-    elif mistaken := attempt.tensors.mistaken():
+    elif mistaken := attempt.tensors.aliases.mistaken():
         assumptions.together |= mistaken
     elif gradients.needs_history and not assumptions.each_module:
         assumptions.each_module = True
