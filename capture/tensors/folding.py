@@ -14,6 +14,7 @@ from torch import fx
 
 from moebius.interpreter import is_kind
 from moebius.lowering import apply, is_pure, writes_into
+from moebius.lowering.values import computed_of
 
 MAX_NODES = 256  # operators that are run for one branch
 MAX_ELEMENTS = 1 << 20  # of each result
@@ -33,9 +34,11 @@ class Varies(Exception):
 def constant_truth(value: fx.Node) -> bool | None:
     """``bool(value)`` if it is the same in each call, else None. value: the node of a tensor of one element."""
     try:
-        needed = closure(value)
+        needed = computed_of([value], constant_operands)
+        if len(needed) > MAX_NODES:
+            return None
         written = [target for node in value.graph.nodes for target in writes_into(node)]
-        if any(not needed.isdisjoint(closure(target, strict=False)) for target in written):
+        if any(not needed.isdisjoint(computed_of([target])) for target in written):
             return None
         with torch.no_grad():
             return bool(computed(value, {}))
@@ -45,21 +48,11 @@ def constant_truth(value: fx.Node) -> bool | None:
         return None
 
 
-def closure(value: fx.Node, strict: bool = True) -> set[fx.Node]:
-    """The node and all that it is computed from. Raises Varies, if ``strict``, where that is not constant."""
-    found: set[fx.Node] = set()
-    pending = [value]
-    while pending:
-        node = pending.pop()
-        if node in found:
-            continue
-        if strict and not (node.op in ("call_function", "call_method") and is_known(node) and is_small(node)):
-            raise Varies(node.name)
-        found.add(node)
-        if strict and len(found) > MAX_NODES:
-            raise Varies(node.name)
-        pending += node.all_input_nodes
-    return found
+def constant_operands(node: fx.Node) -> list[fx.Node]:
+    """What a constant is computed from. Raises Varies where the node is none."""
+    if not (node.op in ("call_function", "call_method") and is_known(node) and is_small(node)):
+        raise Varies(node.name)
+    return node.all_input_nodes
 
 
 def is_known(node: fx.Node) -> bool:
