@@ -15,7 +15,7 @@ from moebius.interpreter import is_kind
 from ..hook import ABSENT
 from ..tensors.fakes import fake_of
 from ..values.numbers import Number, is_open
-from ..values.values import ATOMS, Break, TensorProxy, type_of
+from ..values.values import ATOMS, Break, TensorProxy, replaced, type_of
 from .parts import CallParts
 
 NAME = "__torch_function__"
@@ -112,17 +112,6 @@ class Overrides:
 def is_library(kind: type) -> bool:
     """Whether the class is Python's own or torch's: those that answer for operators are tensors."""
     return kind.__module__.partition(".")[0] in ("builtins", "torch", "numpy", "moebius")
-
-
-def replaced(value: Any, by: dict[int, Any]) -> Any:
-    """The same lists, tuples and dicts with other leaves where `by` has one for their ids."""
-    if id(value) in by:
-        return by[id(value)]
-    if type(value) in (list, tuple):
-        return type(value)(replaced(item, by) for item in value)
-    if type(value) is dict:
-        return {key: replaced(item, by) for key, item in value.items()}
-    return value
 
 
 def pairs(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:

@@ -25,7 +25,7 @@ from ..guards.sources import Static
 from ..tensors.fakes import fake_of
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
+from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy, mapped
 from .selective import draws
 from .subgraphs import SubgraphTracer, operators_written_down
 
@@ -115,7 +115,8 @@ class FunctionTransforms(SubgraphTracer):
         if not all(is_kind(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(found)):
             self.refuse(name, "it gives something that is no tensor")
         graph, nodes = self.body("transformed", body), tuple(self.writer.own(n) for n in captures)
-        given = self.without_objects(args), self.without_objects(options)
+        # (the function's graph needs the objects no more)
+        given = mapped((args, options), lambda one: one if is_kind(one, TensorProxy) or type(one) in ATOMS else None)
         node = self.writer.node("call_function", function_transform, (name, graph, shape, nodes, *given), {})
         return self.nest(found, iter(self.tensors.wrap(tuple(leaves_of(found)), node)))
 
@@ -192,13 +193,7 @@ class FunctionTransforms(SubgraphTracer):
 
     def nest(self, value: Any, leaves: Iterator[Any]) -> Any:
         """A new nest of tuples, lists and dicts like this one, with these in the place of its tensors."""
-        if is_kind(value, torch.Tensor):
-            return next(leaves)
-        if type(value) in (tuple, list):
-            return self.objects.made(type(value)([self.nest(item, leaves) for item in value]))
-        if type(value) is dict:
-            return self.objects.made({key: self.nest(item, leaves) for key, item in value.items()})
-        return value
+        return mapped(value, lambda one: next(leaves) if is_kind(one, torch.Tensor) else one, self.objects.made)
 
     def shape_of(self, name: str, value: Any, leaves: list[Any]) -> Any:
         """Numbers in the place of leaves, which are added to those."""
@@ -220,14 +215,6 @@ class FunctionTransforms(SubgraphTracer):
         elif not (is_kind(value, TensorProxy) or (kind in ATOMS and kind not in SYMBOLIC)):
             if not objects or not is_kind(value, torch.nn.Module | types.FunctionType):
                 self.refuse(name, f"it is given, or gives, a {kind.__name__}")
-
-    def without_objects(self, value: Any) -> Any:
-        """The same nest with None for each object, which the function's graph needs no more."""
-        if type(value) in (tuple, list):
-            return type(value)([self.without_objects(item) for item in value])
-        if type(value) is dict:
-            return {key: self.without_objects(item) for key, item in value.items()}
-        return value if is_kind(value, TensorProxy) or type(value) in ATOMS else None
 
     def refuse(self, name: str, why: str) -> NoReturn:
         raise Break("function transform", f"torch.func's {name.rpartition('.')[2]}: {why}", HINT)

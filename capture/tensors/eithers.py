@@ -23,7 +23,7 @@ from moebius.lowering.step import chosen, either
 from ..torch_facts import torch_private
 from ..values.formulas import Formula
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, UNARY, Number, number_kind
-from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
+from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number, replaced
 from .fakes import fake_of, leaves
 from .interfaces import Domain
 from .numbers import never_fails
@@ -174,16 +174,6 @@ def of_extreme(domain: Any, refused: set[Site], site: Site, function: Any, value
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def with_sides(value: Any, sides: dict[int, Any]) -> Any:
-    """The arguments with what ``sides`` has, by id, in the place of each."""
-    kind = type(value)
-    if kind is Either:
-        return sides[id(value)]
-    if kind in (tuple, list):
-        return kind(with_sides(item, sides) for item in value)
-    return {k: with_sides(v, sides) for k, v in value.items()} if kind is dict else value
-
-
 def as_arguments(tensors: Any, function: Callable[..., Any], given: tuple) -> Any:
     """Arguments with a number of the graph in the place of each Either, where what the operator gives looks the same
     whichever side that is, and no gradient goes through it."""
@@ -191,13 +181,13 @@ def as_arguments(tensors: Any, function: Callable[..., Any], given: tuple) -> An
     if not met:
         return given
     ways = [dict(zip(met, way, strict=True)) for way in itertools.product(*map(leaves_of, met.values()))]
-    fakes = torch_private.tree_leaves(fake_of(with_sides(given, ways[0])))
+    fakes = torch_private.tree_leaves(fake_of(replaced(given, ways[0])))
     ways.append(dict.fromkeys(met, SOME))
     grows = torch.is_grad_enabled() and any(is_kind(leaf, torch.Tensor) and leaf.requires_grad for leaf in fakes)
     few = not grows and len(ways) <= MOST + 1
-    if not few or len({look(tensors.world, function, with_sides(given, way)) for way in ways}) > 1:
+    if not few or len({look(tensors.world, function, replaced(given, way)) for way in ways}) > 1:
         next(iter(met.values())).refuse("a use as an argument")
-    return with_sides(given, {place: one.number() for place, one in met.items()})
+    return replaced(given, {place: one.number() for place, one in met.items()})
 
 
 def look(world: Any, function: Callable[..., Any], given: tuple) -> Any:

@@ -6,6 +6,7 @@ import enum
 import operator
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -187,6 +188,20 @@ def proxies_in(values: Any) -> list[TensorProxy]:
         elif is_kind(value, tuple):
             found += proxies_in(value)
     return found
+
+
+def mapped(value: Any, change: Callable[[Any], Any], made: Callable[[Any], Any] = lambda nest: nest) -> Any:
+    """The same nest of plain lists, tuples and dicts, with what ``change`` makes of each leaf. made: told of each."""
+    if type(value) in (list, tuple):
+        return made(type(value)([mapped(item, change, made) for item in value]))
+    if type(value) is dict:
+        return made({key: mapped(item, change, made) for key, item in value.items()})
+    return change(value)
+
+
+def replaced(value: Any, by: dict[int, Any]) -> Any:
+    """The same nest with other leaves where ``by`` has one for their ids."""
+    return mapped(value, lambda leaf: by.get(id(leaf), leaf))
 
 
 def install_operators() -> None:
