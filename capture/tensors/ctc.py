@@ -12,23 +12,16 @@ import torch
 
 from moebius.interpreter import is_kind
 
+from .windows import Pooled
+
 CTC_LOSSES = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
 ONE_EACH = ("none", 0)  # how reductions are named in Python, and in C
 REDUCTIONS = ("mean", "sum", 1, 2, *ONE_EACH)
 WHOLE = (torch.int32, torch.int64)
 
 
-class Alignment(torch.autograd.Function):
+class Alignment(Pooled):
     """One loss for each sequence; backward gives a contiguous gradient, as torch's does (LossCTC.cpp)."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: torch.Tensor) -> torch.Tensor:
-        ctx.shape = log_probs.shape
-        return log_probs.new_empty(log_probs.shape[1:-1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.new_empty(ctx.shape)
 
 
 def like_ctc_loss(
@@ -41,7 +34,7 @@ def like_ctc_loss(
     zero_infinity: bool = False,
 ) -> torch.Tensor:
     """The loss, from fakes."""
-    losses: torch.Tensor = Alignment.apply(log_probs)
+    losses: torch.Tensor = Alignment.apply(log_probs, log_probs.shape[1:-1])
     return losses if reduction in ONE_EACH else losses.mean()
 
 
