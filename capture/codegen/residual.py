@@ -43,6 +43,7 @@ from ..heap.records import (
     members,
     raw_dict,
     raw_items,
+    slot_of,
 )
 from ..heap.walks import advance
 from ..hook import ABSENT, copy_set
@@ -457,11 +458,8 @@ class Emitter:
             raise CannotRebuild(f"a {cls.__name__} is alive across a graph break")
         self.fill_namespace(name, value)
         for slot in slots_of(cls):
-            try:
-                held = slot.__get__(value)
-            except AttributeError:  # empty
-                continue
-            self.lines.append(f"{self.constant(slot)}.__set__({name}, {self.value(held)})")
+            if (held := slot_of(slot, value)) is not ABSENT:
+                self.lines.append(f"{self.constant(slot)}.__set__({name}, {self.value(held)})")
         return name
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -117,6 +117,14 @@ def contents_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
+def slot_of(slot: Any, obj: Any) -> Any:
+    """What an object's slot, or what C code keeps for it, holds; ABSENT if nothing."""
+    try:
+        return slot.__get__(obj, type(obj))
+    except AttributeError:
+        return ABSENT
+
+
 def members(cls: type) -> list[types.MemberDescriptorType]:
     """The slots that a class and its bases define."""
     return [d for base in cls.__mro__ for d in vars(base).values() if type(d) is types.MemberDescriptorType]

@@ -19,7 +19,7 @@ from ..values.values import ATOMS, Break
 from .heap import OWN, Heap
 from .lifetimes import named
 from .objects import Objects
-from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, derived_from, raw_dict
+from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, derived_from, raw_dict, slot_of
 
 POSITIONS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 FIXED = (str, types.CodeType)  # what does not change in them as they run: their names and code
@@ -152,8 +152,4 @@ def is_equal(descriptor: Any, value: Any, obj: Any) -> bool:
 
 def is_empty(slot: Any, obj: Any) -> bool:
     """A guard: nothing is in an object's slot."""
-    try:
-        slot.__get__(obj, type(obj))
-    except AttributeError:
-        return True
-    return False
+    return slot_of(slot, obj) is ABSENT

@@ -7,7 +7,6 @@ call, an equal one (a guard), or a new one of plain values.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,8 +31,10 @@ from ..heap.records import (
     python_method,
     raw_dict,
     raw_items,
+    slot_of,
     with_items,
 )
+from ..hook import ABSENT
 from ..values.values import SYMBOLIC, SymbolicObject, TensorProxy
 from . import natives
 from .parts import Parts
@@ -211,13 +212,6 @@ def is_value(value: Any, known: Callable[[Any], bool]) -> bool:
     if known(value) or not (python_method(kind, "__hash__") or kind.__hash__ in (tuple.__hash__, frozenset.__hash__)):
         return False
     items = [*dict.values(value), *dict.keys(value)] if issubclass(kind, dict) else raw_items(value)
-    slots = [contents_of_slot(slot, value) for slot in members(kind)]
+    slots = [held for slot in members(kind) if (held := slot_of(slot, value)) is not ABSENT]
     held = [*(items if with_items(kind) else ()), *(raw_dict(value) or {}).values(), *slots]
     return all(is_value(part, known) for part in held)
-
-
-def contents_of_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
-    try:
-        return slot.__get__(value, type(value))
-    except AttributeError:
-        return None

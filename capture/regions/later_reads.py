@@ -26,7 +26,7 @@ from ..guards.recorder import Fact, GuardRecorder
 from ..guards.sources import Part, Static, as_written, part_name
 from ..heap.heap import LAYOUTS, Event
 from ..heap.objects import Objects, SameItems
-from ..heap.records import Record, contents_of, raw_dict
+from ..heap.records import Record, contents_of, raw_dict, slot_of
 from ..heap.tensor_attributes import SWITCHED
 from ..hook import ABSENT
 from ..python.switches import as_tuple
@@ -279,11 +279,3 @@ def attribute_of(name: str, tensor: torch.Tensor) -> Any:
     if name in SWITCHED:
         return getattr(tensor, name)
     return (raw_dict(tensor) or {}).get(name, ABSENT)
-
-
-def slot_of(descriptor: Any, obj: Any) -> Any:
-    """What a slot holds, ABSENT if nothing."""
-    try:
-        return descriptor.__get__(obj, type(obj))
-    except AttributeError:
-        return ABSENT
