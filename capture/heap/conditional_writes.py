@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -165,5 +165,9 @@ class ConditionalWrites(VaryingPlaces):
             for side in sides:
                 side.refuse()
             where = record.source.name if key is UNREAD or is_kind(key, Number) else f"{record.source.name}[{key!r}]"
-            raise Break("data-dependent branch", f"what {where} is afterwards depends on a condition on values",
-                        "use torch.where, or move the branch out of the captured step")  # fmt: skip
+            refuse_place(where)
+
+
+def refuse_place(place: str) -> NoReturn:
+    raise Break("data-dependent branch", f"what {place} is afterwards depends on a condition on values",
+                "use torch.where, or move the branch out of the captured step")  # fmt: skip

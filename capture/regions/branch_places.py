@@ -20,7 +20,7 @@ from moebius.lowering.step import new_notes, note_side
 from ..bytecode.flow import RETURNED
 from ..bytecode.liveness import read_by_name
 from ..guards.recorder import same_constant
-from ..heap.conditional_writes import Notes, Side, Write
+from ..heap.conditional_writes import Notes, Side, Write, refuse_place
 from ..heap.objects import Objects
 from ..heap.places import Entry, HeapPlace
 from ..heap.records import Record
@@ -32,11 +32,6 @@ from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, TensorProxy, typ
 from . import chosen_numbers
 from .branches import Conditional
 from .loop_regions import FirstSide, Joined, LoopRegion, alike
-
-
-def refuse(place: HeapPlace) -> None:
-    raise Break("data-dependent branch", f"what {place.text()} is afterwards depends on a condition on values",
-                "use torch.where, or move the branch out of the captured step")  # fmt: skip
 
 
 class Joins:
@@ -117,7 +112,7 @@ class Joins:
             if alike(mine, now, rows=True):
                 loop.joined.append(Joined((place,), now, mine))
             elif (first is not None and (place,) in first.placed) or not self.waits(loop, place, now):
-                refuse(place)
+                refuse_place(place.text())
         self.leave(loop)
 
     def leave_first(self, loop: LoopRegion, side: FirstSide) -> None:
@@ -131,7 +126,7 @@ class Joins:
             elif {chosen_numbers.kind_of(now), chosen_numbers.kind_of(before)} <= chosen_numbers.KINDS:
                 side.placed[(place,)] = now
             elif not self.waits(loop, place, now):
-                refuse(place)
+                refuse_place(place.text())
         self.leave(loop)
 
     def leave(self, loop: LoopRegion) -> None:

@@ -22,6 +22,7 @@ from moebius.lowering.graph import expert_loop, skip_iteration
 
 from ..bytecode.flow import RETURNED, last_copy
 from ..bytecode.liveness import accesses, read_by_name
+from ..heap.conditional_writes import refuse_place
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
 from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
@@ -503,11 +504,7 @@ class Loops:
                 if is_kind(loop.rows, ActiveExperts) and type(before) in (int, float):
                     detail = f"{name} is a number until an expert was hit, and a tensor from then on"
                     raise Break("expert loop carries a Python value", detail, "begin with a tensor: x.new_zeros(())")
-                raise Break(
-                    "data-dependent branch",
-                    f"what {name} is afterwards depends on a condition on values",
-                    "use torch.where, or move the branch out of the captured step",
-                )
+                refuse_place(name)
 
     def reads_first(self, loop: LoopRegion, index: int) -> bool:
         """Whether an iteration reads what an earlier one left in the local, or may (read from top to bottom)."""
