@@ -29,12 +29,13 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 
 from ..python.parts import Parts
 from ..tensors.applied import Applied
+from ..tensors.fakes import leaves
 from ..torch_facts import torch_private
 from ..torch_facts.torch_checkpoint import DEFAULT_FORM
 from ..values.values import Body, Break, TensorProxy
 from .later_reads import LaterReads
 from .module_reuse import gradient_sources
-from .recompute import Again, Read, after, fakes_in
+from .recompute import Again, Read, after
 from .selective import Selective
 from .subgraphs import operators_written_down
 
@@ -109,7 +110,7 @@ class Checkpoints:
             left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
         else:
             again.nodes = list(after(begin))
-            left = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))}
+            left = {f.grad_fn for node in again.nodes for f in leaves(node.meta.get("val")) if is_kind(f, torch.Tensor)}
             self.mark(end_checkpoint)
         applied = Applied(self.place(), frozenset(left - {None}), None, read.is_unchanged, read=read, node=begin)
         applied.ask_later = self.ask_later

@@ -101,8 +101,7 @@ class ConditionalList(SymbolicObject):
             return len(self.items)
         asked = self.asked()
         tensors = self.tensors
-        found = tensors.record("call_function", how_many, (asked,), {}, tensors.world.unknown_number())
-        torch._check(found >= 0)
+        found = tensors.record("call_function", how_many, (asked,), {}, tensors.world.unknown_count())
         self.lists.count(found)
         return found
 
@@ -248,10 +247,8 @@ def maybe_absent(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> torch.Tens
     """The fake of an item behind its branch: of as many rows, or of none. (A flag is always there.)"""
     if not fake.dim():
         return fake.clone()
-    rows = world.unknown_number()
-    torch._check(rows >= 0)
     with world.mode:
-        like = fake.new_empty((rows, *fake.shape[1:]))
+        like = fake.new_empty((world.unknown_count(), *fake.shape[1:]))
     return carried_on(like, fake) if fake.requires_grad else like
 
 

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
-import torch
 from torch import fx
-
-from moebius.interpreter import is_kind
 
 from ..guards.recorder import same_constant
 from ..heap.heap import ANYTHING, LAYOUTS, OWN, WRITE, Event, Heap
@@ -198,11 +195,3 @@ def after(begin: fx.Node) -> Iterator[fx.Node]:
     while node.op != "root":
         yield node
         node = node.next
-
-
-def fakes_in(value: Any) -> Iterator[torch.Tensor]:
-    if is_kind(value, torch.Tensor):
-        yield value
-    elif is_kind(value, tuple | list):
-        for item in value:
-            yield from fakes_in(item)

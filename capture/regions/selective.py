@@ -23,6 +23,7 @@ from ..python.parts import Parts
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import Body, Break, SymbolicObject
+from .recompute import after
 
 HINT = "it runs natively; the graph goes on after it"
 POLICY = Body(
@@ -128,10 +129,8 @@ class Selective:
         self.writer.recomputed = True
         try:
             with self.objects.within(POLICY, self.begin), torch.no_grad():
-                node = begin.next
-                while node.op != "root":
+                for node in after(begin):
                     self.ask_of(node)
-                    node = node.next
         except Break:
             raise
         except Exception as error:

@@ -381,14 +381,13 @@ class FakeWorld:
 
     def unknown_count(self) -> Any:
         """A SymInt for an int that nobody knows while tracing, but for its not being negative."""
-        number = self.shape_env.create_unbacked_symint()
+        number = self.unknown_number()
         torch._check(number >= 0)
         return number
 
     def number_below(self, count: int) -> Any:
         """A SymInt for an int of [0, count) that nobody knows while tracing."""
-        number = self.shape_env.create_unbacked_symint()
-        torch._check(number >= 0)
+        number = self.unknown_count()
         torch._check(number < count)
         return number
 
