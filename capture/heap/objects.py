@@ -55,13 +55,13 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
     """All objects of one trace. ``symbolic_places``: names of places whose value differs from call to call."""
 
     def what_is_now(self) -> dict[str, Callable[[Any, Any, Any], Any]]:
-        reads: dict[str, Callable[[Any, Any, Any], Any]] = {
+        return {
             "entry": self.current,
             "whole": self.whole_now,
             "cell": self.cell_now,
             "context": self.current,
+            "defaults": self.is_changed,
         }
-        return reads | {"defaults": self.is_changed}
 
     # ------------------------------------------------------------------------------------------------------------------
     # Entering: a value found at a guarded place becomes a value of the trace

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
-
 from moebius.interpreter import is_kind
 from moebius.lowering.step import require_equal, rows_between
 
@@ -23,11 +21,6 @@ from ..values.values import TensorProxy
 from .attempt import Attempt
 from .may_raise import asks_of_sizes
 from .speculation import name_of
-
-
-def is_made(node: fx.Node) -> bool:
-    """Whether the graph makes it, and may be done with it before Python is."""
-    return node.op != "placeholder"
 
 
 class AssumedSizes:
@@ -63,8 +56,10 @@ class AssumedSizes:
         """What the graph keeps for Python to go on with, in case; None where it could not go on."""
         if self.writer.is_inner:
             return []
-        found = self.live_before()
-        return None if found is None else [one for one in found if is_kind(one, TensorProxy) and is_made(one.node)]
+        if (found := self.live_before()) is None:
+            return None
+        # (the graph may be done with what it makes before Python is)
+        return [one for one in found if is_kind(one, TensorProxy) and one.node.op != "placeholder"]
 
     def takes(self, size: int, part: slice, length: int) -> bool:
         """Whether a slice of so many rows is taken to be as long as its bounds say."""

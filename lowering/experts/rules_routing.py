@@ -147,10 +147,8 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
             continue
         index = fact.index.node
         before = index_root(index).meta.get(DROPPED)
-        if before:  # slots dropped before stay -1, whatever this keeps of expert 0
-            places = reader.make(torch.clamp, index, 0)
-        else:
-            places = index
+        # slots dropped before stay -1, whatever this keeps of expert 0
+        places = reader.make(torch.clamp, index, 0) if before else index
         kept = reader.make(torch.gather, keep.node, -1, reader.make(torch.unsqueeze, places, -1))
         with_drops = reader.make(torch.where, reader.make(torch.squeeze, kept, -1), index, -1)
         with_drops.meta[DROPPED] = SOME if before != ALL and keeps_some(right, left) else ALL
