@@ -37,7 +37,7 @@ from moebius.lowering.operators import read_call
 from moebius.lowering.planner.traffic import RegionShape, chunk_span
 from moebius.lowering.step.absent import is_backward
 from moebius.lowering.torch_private import FakeTensor, has_history
-from moebius.lowering.values import apply, rank_of, real_of
+from moebius.lowering.values import apply, computed_of, rank_of, real_of
 
 WEIGHTS = ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
 SIGNATURE = inspect.signature(experts)
@@ -161,15 +161,8 @@ def _weights(node: fx.Node) -> dict[str, fx.Node]:
 def _chain(weight: fx.Node) -> list[fx.Node] | None:
     """[placeholder, ..., weight] where each step works on each expert alone, several parameters where some are
     concatenated (gate and up); None where it comes from elsewhere."""
-    chain, pending = {weight}, [weight]
-    while pending:
-        node = pending.pop()
-        if not _is_source(node):
-            if not _keeps_experts_apart(node):
-                return None
-            pending += node.all_input_nodes
-            chain.update(node.all_input_nodes)
-    return sorted(chain)
+    chain = computed_of([weight], lambda node: [] if _is_source(node) else node.all_input_nodes)
+    return sorted(chain) if all(_is_source(node) or _keeps_experts_apart(node) for node in chain) else None
 
 
 def _is_source(node: fx.Node) -> bool:
