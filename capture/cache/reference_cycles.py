@@ -139,7 +139,7 @@ def held_by(guards: CompiledGuards, run: Callable[..., Any] | None, hanging: Con
         if isinstance(fact.made, WatchedInstance):
             yield from (fact.made.obj, fact.made.namespace)
         elif kind == "class":
-            (_, watched) = fact.made.args  # type: ignore[attr-defined]
+            (watched,) = fact.made.args  # type: ignore[attr-defined]
             assert isinstance(watched, WatchedClass)
             yield from watched.entries.values()
         ours += [fact.source, *fact.sources, *(rest[:1] if kind == "python" else ())]
