@@ -396,11 +396,8 @@ class Objects(Compounds, Cells, ComputedKeys, Lifetimes):
 
     def whole_dict(self, record: Record) -> Any:
         self.guard_keys(record)
-        whole = (
-            type(record.obj)()
-            if type(record.obj) is not collections.defaultdict
-            else collections.defaultdict(record.obj.default_factory)
-        )
+        kind = type(record.obj)
+        whole = kind() if kind is not collections.defaultdict else kind(record.obj.default_factory)
         for key in record.obj:
             overwritten = type(key) in ATOMS and record.writes.get(key, ABSENT) is not ABSENT
             if key not in record.reads and not overwritten:  # (what stood there before the step, nobody asks)

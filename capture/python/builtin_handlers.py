@@ -79,11 +79,9 @@ class BuiltinHandlers(CallParts):
                     where = f"isinstance() of a tensor on {value.fake.device}"
                     raise Break("legacy tensor type", where, "ask its dtype")
                 return isinstance(torch.empty(0, dtype=value.fake.dtype, device="cpu"), classes)
-            return (
-                isinstance(value.real, classes)
-                if is_kind(value.real, torch.Tensor)
-                else issubclass(value.cls, classes)
-            )
+            if is_kind(value.real, torch.Tensor):
+                return isinstance(value.real, classes)
+            return issubclass(value.cls, classes)
         if issubclass(kind, OpaqueTensor) and self.has_own_check(classes, check, trusting=False):
             value.refuse("isinstance()")  # (torch marks tensors as parameters)
         if issubclass(kind, (*SYMBOLIC, Number, SymbolicObject)):
@@ -228,12 +226,11 @@ class BuiltinHandlers(CallParts):
         if not issubclass(kind, SymbolicObject) and self.attributes.on_type(kind, "__next__") is ABSENT:
             raise TypeError(f"{type_name(kind)!r} object is not an iterator")
         try:
-            value = self.call(self.attributes.get(iterator, "__next__"), [], {})
+            return self.call(self.attributes.get(iterator, "__next__"), [], {})
         except StopIteration:
             if default:
                 return default[0]
             raise
-        return value
 
     def is_callable(self, value: Any) -> bool:
         kind = type(value)
@@ -492,11 +489,9 @@ class BuiltinHandlers(CallParts):
         self.attributes.set_generic(owner, name, value)
 
     def object_getattribute(self, owner: Any, name: str) -> Any:
-        return (
-            self.attributes.generic(owner, name)
-            if not issubclass(type(owner), types.ModuleType | type)
-            else self.attributes.get(owner, name)
-        )
+        if issubclass(type(owner), types.ModuleType | type):
+            return self.attributes.get(owner, name)
+        return self.attributes.generic(owner, name)
 
     def object_delattr(self, owner: Any, name: str) -> None:
         refuse_class(owner, "__delattr__")
