@@ -152,11 +152,8 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     if operation == "dict_item" and is_kind(parent, Part | Static) and parent.name.endswith(".__dict__"):
         return f"{parent.name.removesuffix('.__dict__')}.{operand}"
     if operation in ("dict_item", "list_item", "tuple_item"):
-        key = (
-            repr(operand)
-            if is_kind(operand, str | int | float | bool | bytes | None)
-            else f"<{type(operand).__name__}>"
-        )
+        plain = is_kind(operand, str | int | float | bool | bytes | None)
+        key = repr(operand) if plain else f"<{type(operand).__name__}>"
         return f"{parent.name}[{key}]"
     if operation == "instance_dict":
         return f"{parent.name}.__dict__"

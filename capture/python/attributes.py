@@ -392,11 +392,9 @@ class Attributes(Slots):
                 if obj is owner and is_kind(obj, type):
                     if is_kind(value, types.FunctionType | staticmethod | classmethod):
                         return self.bind_to_class(value, owner)
-                    return (
-                        self.bind(value, obj, type(obj))
-                        if is_kind(value, types.WrapperDescriptorType) and issubclass(type(obj), base)
-                        else self.bind_to_class(value, owner)
-                    )
+                    if is_kind(value, types.WrapperDescriptorType) and issubclass(type(obj), base):
+                        return self.bind(value, obj, type(obj))
+                    return self.bind_to_class(value, owner)
                 return self.bind(value, obj, kind)
         if name in ("__thisclass__", "__self__", "__self_class__"):
             return getattr(proxy, name)

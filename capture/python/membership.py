@@ -47,11 +47,8 @@ class Membership(Parts):
             if (keys := self.calls.plain_items(container)) is not None:
                 return self.truth(self.numbers.look_up(operator.contains, keys, number))
         record = self.objects.record_of(container)
-        method = (
-            self.attributes.on_type(kind, "__contains__")
-            if kind not in ATOMS and not is_kind(container, natives.VIEWS)
-            else ABSENT
-        )
+        asks = kind not in ATOMS and not is_kind(container, natives.VIEWS)
+        method = self.attributes.on_type(kind, "__contains__") if asks else ABSENT
         if (found := self.by_own_method(method, "__contains__", container, item)) is not ABSENT:
             return self.truth(found)
         base = with_items(kind)

@@ -32,11 +32,8 @@ def tensors_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
     x, y = torch.where(finite, x, 0).double(), torch.where(finite, y, 0).double()
     largest, off = float(y.abs().max()), float((x - y).abs().max())
     rounding = ROUNDING.get(a.dtype, ROUNDING[torch.bfloat16])
-    return (
-        None
-        if off <= rounding * max(largest, 1e-6)
-        else f"numbers differ by {off:.3g} where the largest is {largest:.3g}"
-    )
+    alike = off <= rounding * max(largest, 1e-6)
+    return None if alike else f"numbers differ by {off:.3g} where the largest is {largest:.3g}"
 
 
 class Comparison:

@@ -475,11 +475,8 @@ class TensorOperations:
     def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
         """``a, b = tensor``."""
         if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
-            return (
-                list(self.function(torch.unbind, (proxy, 0), {}))
-                if self.symbolic_truth(proxy.fake.shape[0] == count)
-                else []
-            )
+            as_many = self.symbolic_truth(proxy.fake.shape[0] == count)
+            return list(self.function(torch.unbind, (proxy, 0), {})) if as_many else []
         return self.rows(proxy)
 
     def with_flags(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
