@@ -98,8 +98,9 @@ def predict(model: nn.Module, whole: Any, batches: list[torch.Tensor], mesh: Any
     norms = 4 * sum(isinstance(p, Sharded) for p in model.parameters())
     clip = mesh.ndim * header + reduced_bytes(norms, ranks)
     ends = 3 * mesh.ndim - 1  # of backward: a header and whole gradients over each axis, the experts' over dp
+    step = (1, 16 * (mesh.size() - 1)) if mesh.ndim > 1 else (0, 0)  # all ranks at once, before they write weights
     return [
-        (3 * len(layers), forward), (2 * len(layers) + ends, backward), (mesh.ndim + 1, clip), (0, 0),
+        (3 * len(layers), forward), (2 * len(layers) + ends, backward), (mesh.ndim + 1, clip), step,
     ]
 
 

@@ -12,6 +12,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering import Storage, apply, computes, repeats_write
 
 from ..tensors.graphs import GraphWriter
+from ..tensors.tensors import lies_on_ranks
 from ..torch_facts import torch_private
 
 CONVERSIONS = (torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_max, torch.sym_min)
@@ -25,6 +26,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """A strided tensor, or those of a tuple or list, which an operator gives."""
     values = value if is_kind(value, tuple | list) else (value,)
     return [t for t in values if is_kind(t, torch.Tensor) and t.layout is torch.strided]
+
+
+def apply_here(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a node gives, out of its turn. An operator on what lies on ranks may wait for all; this one is alone."""
+    held = torch_private.tree_leaves((args, kwargs))
+    if any(is_kind(value, torch.Tensor) and lies_on_ranks(value) for value in held):
+        raise Unavailable(f"{node.name} is needed, and all ranks together computed it")
+    return apply(node, args, kwargs)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -104,7 +113,7 @@ class Values:
         if changed and any(t.requires_grad for t in args if is_kind(t, torch.Tensor)):
             raise Unavailable(f"{node.name} is needed, and its gradients are no more those that it had")
         with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):
-            made = apply(node, args, kwargs)
+            made = apply_here(node, args, kwargs)
         if changed and not all(map(lies_as, tensors_in(made), tensors_in(node.meta["val"]))):
             raise Unavailable(f"{node.name} is needed, and what it was computed from lies otherwise now")
         if tensors_in(node.meta.get("val")) and not is_view(node):
@@ -148,11 +157,11 @@ class Values:
         def then(argument: fx.Node) -> Any:
             """An argument of a writer, as it was then."""
             if argument not in self.made and argument in sharing:
-                self.made[argument] = apply(argument, *fx.map_arg((argument.args, argument.kwargs), then))
+                self.made[argument] = apply_here(argument, *fx.map_arg((argument.args, argument.kwargs), then))
             elif argument not in self.made and self.writers_after(writer, roots.get(argument, ())):
                 raise Unavailable(f"{node.name} is needed, and what was written into it has changed since")
             return self.value(argument)
 
         with torch.no_grad():
             for writer in writers:
-                self.made[writer] = apply(writer, *fx.map_arg((writer.args, writer.kwargs), then))
+                self.made[writer] = apply_here(writer, *fx.map_arg((writer.args, writer.kwargs), then))

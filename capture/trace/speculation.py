@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import NULL, Frame, is_kind
-from moebius.lowering import apply, only_computes, writes_into
+from moebius.lowering import only_computes, writes_into
 from moebius.lowering.step import require_branch
 
 from ..bytecode.counting import Counts
@@ -38,6 +38,7 @@ from ..values.numbers import Number
 from ..values.values import ATOMS, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number
 from .attempt import Attempt
 from .frame_snapshots import FrameSnapshot, connected, continuation
+from .lost_values import apply_here
 from .may_raise import can_ask_again
 
 MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
@@ -213,7 +214,7 @@ class Speculation:
                     raise LookupError(node.name)
                 done[node] = None
                 args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)
-                done[node] = apply(node, args, kwargs)
+                done[node] = apply_here(node, args, kwargs)
             return done[node]
 
         try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +26,13 @@ from torch import Tensor
 from moebius.lowering.distribution.channels import channel_name
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.packing import pack, unpack
-from moebius.lowering.distribution.rendezvous import ProcessGroup, compare, group_of, header
+from moebius.lowering.distribution.rendezvous import ProcessGroup, compare, group_of, header, headers
 from moebius.lowering.distribution.torch_private import all_to_all_single, runs_at_once, same_on_all, wait_tensor
 from moebius.lowering.planner.traffic import chunk_span
 
 HAS_ROWS = 1 << 40  # beside the number of rows in a header: its rank has some
 _GROUPS: dict[str, ProcessGroup] = {}
+_JOINED: dict[str, Any] = {}  # by name, groups of all ranks of a mesh: torch's own when it was made; the device
 simulated = threading.local()  # .rank: in the group of the simulated rank for which an operator runs (simulate.py)
 
 
@@ -52,11 +54,35 @@ def remember_axis(mesh: Any, axis: int) -> str:
 
 
 @functools.cache
-def axis_name(mesh: Any, axis: int) -> str:
-    """What the ranks of a mesh call one of its axes."""
-    dim = mesh.mesh_dim_names[axis] if mesh.mesh_dim_names else axis
+def axis_name(mesh: Any, axis: int | None) -> str:
+    """What the ranks of a mesh call one of its axes; None: all of them together."""
+    dim = "all" if axis is None else mesh.mesh_dim_names[axis] if mesh.mesh_dim_names else axis
     ranks = zlib.crc32(repr(mesh.mesh.tolist()).encode())
     return f"{dim} of {'x'.join(map(str, mesh.mesh.shape))} ranks {ranks:08x}"
+
+
+def join_all(mesh: Any) -> None:
+    """Let all ranks of a mesh of several axes be a group too. Collective, on all of them."""
+    several, backend = sum(size > 1 for size in mesh.mesh.shape) > 1, dist.get_backend(mesh.get_group(0))
+    name, world = axis_name(mesh, None), dist.group.WORLD
+    if several and backend != "fake" and _JOINED.get(name) != (world, mesh.device_type):
+        ranks = mesh.mesh.flatten().tolist()
+        remember_group(dist.new_group(ranks, backend=backend, use_local_synchronization=True), name)
+        _GROUPS[name].name, _JOINED[name] = name, (world, mesh.device_type)
+
+
+def group_of_all(mesh: Any) -> tuple[str, ...]:
+    """The name of that group, where there is one."""
+    name = axis_name(mesh, None)
+    return (name,) if name in _JOINED else ()
+
+
+def before_weights_change(groups: Sequence[str]) -> None:
+    """All ranks of a mesh meet at once, before any of them writes weights: over one axis after the other, some would
+    not miss a rank that fails between two. Collective where one of these is such a group."""
+    for name in filter(_JOINED.__contains__, groups):
+        group, (_, device) = find_group(name), _JOINED[name]
+        headers(group, torch.zeros(group.size(), dtype=torch.int64, device=device), "the step of an optimizer")
 
 
 def find_group(name: str) -> ProcessGroup:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.exchange import join_all
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.program import same_program
 from moebius.lowering.distribution.rendezvous import Call, group_of
@@ -330,6 +331,7 @@ def average_gradients(
     if any(reducer.place_of(parameter) is None for parameter in mine):
         same_program(mesh, program())
     if reducer.watch(mine, buffers, names):
+        join_all(mesh)
         share_state(optimizers, mesh)
 
 

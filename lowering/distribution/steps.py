@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.exchange import remember_axis
+from moebius.lowering.distribution.exchange import before_weights_change, group_of_all, remember_axis
 from moebius.lowering.distribution.reduce import REDUCERS, are_of_a_mesh, is_averaged, reducer_of
 from moebius.lowering.distribution.rendezvous import Call
 from moebius.lowering.distribution.sharded import forget_copies
@@ -46,7 +46,11 @@ class Averaged:
 
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         meshes = {id(found.mesh): found.mesh for p in parameters if (found := reducer_of(p)) is not None}
-        return tuple(remember_axis(mesh, axis) for mesh in meshes.values() for axis in range(mesh.ndim))
+        along = [remember_axis(mesh, axis) for mesh in meshes.values() for axis in range(mesh.ndim)]
+        return (*along, *dict.fromkeys(name for mesh in meshes.values() for name in group_of_all(mesh)))
+
+    def meet(self, groups: Sequence[str]) -> None:
+        before_weights_change(groups)
 
 
 def refuse(alone: list[torch.Tensor]) -> None:

@@ -23,6 +23,9 @@ class Ranks(Protocol):
     def trained(self) -> Iterable[torch.Tensor]:
         """The parameters that a backward of some rank has reached: all ranks have got their gradients."""
 
+    def meet(self, groups: Sequence[str]) -> None:
+        """Wait for those of these groups' ranks that have to come to this step too."""
+
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """The groups of ranks that train any of these."""
 
@@ -54,6 +57,8 @@ def trained_on_ranks() -> dict[int, torch.Tensor]:
 
 def count_step(*groups: str) -> None:
     """A step is taken that these groups of ranks count."""
+    for ranks in ASKED:
+        ranks.meet(groups)
     TAKEN.update(groups)
 
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from rank_layers import Layer
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -134,6 +136,50 @@ def train(way, sizes):
 def test_dense_layers_in_tensor_parallel_are_one_process(on_new_ranks, way, sizes):
     for experts, dense in on_new_ranks(torch.Size(sizes.values()).numel(), train, way, sizes):
         assert (experts, dense) == (4, 8)
+
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # (layouts have other groups of parameters)
+LAYOUTS = {  # of a checkpoint: before, and after
+    "tp first": ({"ep": 2, "tp": 2}, {"tp": 2, "ep": 2}), "more ep": ({"ep": 2, "tp": 2}, {"ep": 4}),
+    "more tp": ({"dp": 2, "ep": 2}, {"ep": 2, "tp": 2}), "dp": ({"tp": 2, "ep": 2}, {"dp": 2, "ep": 2}),
+    "less ep": ({"ep": 2, "tp": 2}, {"ep": 1, "tp": 4}),
+}
+
+
+def train_part(model, optimizer, sizes, batches):
+    _, data, part, parts = mesh_of(**sizes)
+    run = capture(step, mesh=data)
+    for x in batches:
+        run(model, optimizer, None, x.chunk(parts)[part])
+
+
+def resumed(before, after, folder):
+    """Half of the steps at one layout, a checkpoint, the others at another one; and one process that takes them all."""
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(24, D, generator=generator, dtype=torch.float64) for _ in range(6)]
+    for sizes, steps in ((before, batches[:3]), (after, batches[3:])):
+        model, optimizer = build(mesh_of(**sizes)[0]["tp"] if "tp" in sizes else None)
+        if sizes is after:
+            weights, state = get_state_dict(model, optimizer, options=FLAT)
+            dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=FLAT)
+        train_part(model, optimizer, sizes, steps)
+        if sizes is before:
+            weights, state = get_state_dict(model, optimizer, options=FLAT)
+            dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    plain, whole = build()
+    for x in batches:
+        step(plain, whole, None, x)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        same(mine, theirs)
+        for name, value in whole.state[theirs].items():
+            same(optimizer.state[mine][name], value)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_training_goes_on_at_another_layout(on_new_ranks, tmp_path, layouts):
+    on_new_ranks(4, resumed, *LAYOUTS[layouts], str(tmp_path))
 
 
 def overflow():
