@@ -41,6 +41,7 @@ from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
+from ..tensors.plain_calls import are_plain
 from ..tensors.random_generators import RandomGenerators
 from ..torch_facts import torch_private, torch_scripts
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
@@ -107,6 +108,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.builtins: dict[Any, Callable[..., Any]] = {
             isinstance: self.is_instance,
             issubclass: self.is_subclass,
+            is_kind: lambda value, kinds: self.is_subclass(self.kind_of(value), kinds),  # (code of ours asks it)
             len: self.length,
             getattr: self.get_attribute,
             setattr: lambda obj, name, value: self.attributes.set(obj, natives.specialised(name), value),
@@ -360,6 +362,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
 
     def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """The arguments with every container read, under guards: C code may look into them."""
+        if are_plain(args, kwargs):
+            return args, kwargs
         read, number = self.domain.plain_contents, self.array_inputs.as_number
         found = [without_arrays(number(read(a))) for a in args]
         return found, {k: without_arrays(number(read(v))) for k, v in kwargs.items()}

@@ -142,7 +142,7 @@ class TrackingDomain(Operators, Containers):
         if self.loops.open or instruction.opname in WATCHED:
             self.loops.observe(frame)  # (it may go on elsewhere in the frame)
             self.count(frame)
-        else:
+        elif (known := self.counter.codes.get(id(frame.code))) is None or known.users:  # (most are a library's)
             self.counter.step(frame.code, instruction.offset)
 
     def count(self, frame: Frame) -> None:

@@ -86,6 +86,8 @@ class Joins:
 
     def refuse_failing(self, target: Any, args: tuple) -> None:
         """A graph break where an operator may fail behind a write on its side, which is not noted then."""
+        if not self.loops:
+            return
         written = [loop.side for loop in self.loops if loop.side is not None and self.objects.written_on(loop.side)]
         if written and may_raise_on_data(target, args):
             for side in written:

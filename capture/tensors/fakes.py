@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ OF_ANY_ENTRIES = OF_ANY_RANK - {"nbytes"} | frozenset((
 QUANTISED = frozenset(
     dtype for name, dtype in vars(torch).items() if type(dtype) is torch.dtype and name.startswith(("qint", "quint"))
 )
+PLAIN = frozenset((type(None), bool, int, float, str))  # they have no parts, and no fakes
 LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 
@@ -43,9 +44,11 @@ def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
 def fake_of(value: Any, shaped: bool = False) -> Any:
     """The same structure with fakes in place of proxies. shaped: whether floats may decide the result's shape; else a
     float that varies is today's, or some one, and nothing is guarded of it."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
     if is_kind(value, TensorProxy):
         return value.fake
-    kind = type(value)
     if kind is torch.dtype and value in QUANTISED:
         hint = "quantise before the step; `fake_quantize_per_tensor_affine` stays in the graph"
         raise Break("tensor layout", f"an operator is asked for {value}: fakes have no quantised numbers", hint)
@@ -55,7 +58,7 @@ def fake_of(value: Any, shaped: bool = False) -> Any:
     if kind is torch.SymFloat:
         return value if shaped else plain_float(torch_fakes.some_float(value))
     if kind in (tuple, list):
-        return kind(fake_of(v, shaped) for v in value)
+        return kind([fake_of(v, shaped) for v in value])
     if is_kind(value, list):
         return [fake_of(v, shaped) for v in value]
     if is_kind(value, tuple) and kind is not torch.Size:
@@ -153,7 +156,9 @@ def refuse_answering(value: Any, stated: tuple[type, ...] = STATED) -> None:
     """A graph break if an operator would ask an object of the user's what it is (``__torch_function__``, ``__index__``,
     ``__len__`` and more), or empty a capsule: once for the fakes, and once more for the graph."""
     kind = type(value)
-    if is_kind(value, list | tuple):
+    if kind is TensorProxy or kind in PLAIN:
+        return
+    if is_kind(value, (list, tuple)):
         for item in value:
             refuse_answering(item)
     elif is_kind(value, slice):
@@ -168,15 +173,25 @@ def refuse_answering(value: Any, stated: tuple[type, ...] = STATED) -> None:
 
 def has_tensor(value: Any) -> bool:
     """Whether tensors are among the leaves."""
-    return any(is_kind(leaf, torch.Tensor) for leaf in leaves(value))
+    return is_kind(value, torch.Tensor) or any(is_kind(leaf, torch.Tensor) for leaf in leaves(value))
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
     """What is in lists, tuples, dicts and slices."""
-    if is_kind(value, tuple | list | dict):
-        for part in value.values() if is_kind(value, dict) else value:
-            yield from leaves(part)
+    found: list[Any] = []
+    gather(value, found)
+    return found
+
+
+def gather(value: Any, found: list[Any]) -> None:
+    """Puts the leaves there."""
+    if is_kind(value, (tuple, list)):
+        for part in value:
+            gather(part, found)
+    elif is_kind(value, dict):
+        for part in value.values():
+            gather(part, found)
     elif is_kind(value, slice):
-        yield from leaves((value.start, value.stop, value.step))
+        gather((value.start, value.stop, value.step), found)
     else:
-        yield value
+        found.append(value)

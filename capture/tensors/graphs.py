@@ -35,6 +35,10 @@ DTYPES_OF_TYPES: dict[Any, torch.dtype] = {
 }
 
 
+# (an assignment also takes a node out of the graph's table of operators and puts it in again, at its end)
+ARGS, KWARGS = vars(fx.Node)["args"], vars(fx.Node)["kwargs"]
+
+
 class Graph(fx.Graph):
     """An fx graph whose code means what its nodes say: fx writes a power as ``{} ** {}``, and of a base of -1 as
     ``-1 ** n``, which Python reads as ``-(1 ** n)``. A function's name has no precedence."""
@@ -46,9 +50,9 @@ class Graph(fx.Graph):
             target = pow if type(args[0]) in (int, float, complex) and repr(args[0]).startswith("-") else target
         node = super().create_node(op, target, None, None, *rest, **more)
         if args:  # (given now: fx would look through them for symbolic sizes, which are nodes here)
-            node.args = args
+            ARGS.__set__(node, args)
         if kwargs:
-            node.kwargs = kwargs
+            KWARGS.__set__(node, kwargs)
         return node
 
 
@@ -288,6 +292,8 @@ class GraphWriter:
         kind = type(value)
         if kind in AS_THEY_ARE:
             return value
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.argument(v) for v in value])
         if is_kind(value, TensorProxy):
             return self.scope.own(value.node)
         if is_kind(value, fx.Node):
@@ -305,7 +311,7 @@ class GraphWriter:
             return kind(*items) if hasattr(value, "_fields") else tuple(items)
         if is_kind(value, list):
             return [self.argument(v) for v in value]
-        if is_kind(value, dict):
+        if is_kind(value, dict):  # (most often the arguments by name, of which there are none)
             return {k: self.argument(v) for k, v in value.items()}
         if is_kind(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))

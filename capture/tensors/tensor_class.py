@@ -82,7 +82,9 @@ def guard(recorder: GuardRecorder) -> None:
 
 def rely_on(recorder: GuardRecorder, cls: type, name: str) -> None:
     """The class has torch's attribute of this name: a node that calls it by its name finds what was traced."""
-    recorder.class_entry(cls, name, look_up(cls, name))
+    known = recorder.classes.get(cls)
+    if known is None or name not in known.entries:
+        recorder.class_entry(cls, name, look_up(cls, name))
     if is_replaced(cls, name):
         raise Break("replaced attribute of tensors", f"torch.Tensor.{name} is not torch's", HINT)
 

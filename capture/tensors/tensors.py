@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering import is_pure, may_write, returns_nothing, spelled_in_place
+from moebius.lowering import is_pure
 
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..guards.sources import Source, part
@@ -38,6 +38,7 @@ from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, number_in, unknown_numbers
 from .ctc import CTC_LOSSES, has_open_lengths, like_ctc_loss
 from .eithers import as_arguments
+from .failing import depends_on_data, lacks_fake
 from .fakes import (
     ARITHMETIC,
     as_operand,
@@ -60,25 +61,12 @@ from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, 
 from .numbers import Numbers
 from .offsets import Offsets
 from .parts import Parts
+from .plain_calls import changes_in_place, fakes_of
 from .windows import POOLS, like_pool
 
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
-
-def lacks_fake(function: Any) -> Break:
-    """The graph break at an operator that has no form for fake tensors, or none for sizes and numbers that vary."""
-    name = getattr(function, "__name__", str(function))
-    return Break("operator without a fake", name, "give it one: torch.library.register_fake; it runs natively")
-
-
-def depends_on_data(function: Any, error: Exception) -> Break:
-    """The graph break where an operator's fake says that it needs real values, or where there is none."""
-    if torch_fakes.lacks_fake(error):
-        return lacks_fake(function)
-    name, asked = getattr(function, "__name__", str(function)), torch_sizes.asked_by(error)
-    detail = f"{name} asks whether {asked}" if asked else f"{name}: {str(error).splitlines()[0][:160]}"
-    return Break("data-dependent operator", detail, "write it without a branch or a size that depends on values")
 
 class TensorOperations:
     """All tensor operators of one trace."""
@@ -267,6 +255,26 @@ class TensorOperations:
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
+        plainly = self.writer.scope.parent is None and not self.foreign.storages
+        given = fakes_of(function, args, kwargs) if plainly else None
+        if given is not None:
+            torch_private.ON_FAKES.forget()
+            result = self.computed(function, *given)
+        else:
+            args, kwargs, result = self.looked_at(function, args, kwargs)
+        if not changes_in_place(target, kwargs):
+            refuse_doubtful(self.world, function, args, result)
+            if not has_tensor(result):
+                return result
+        recorded = self.record(op, target, args, kwargs, result)
+        name = getattr(function, "__name__", "")
+        in_place = name.startswith("_foreach_") and name.endswith("_") and args
+        return args[0] if in_place else recorded  # (the list that they were given)
+
+    def looked_at(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any], Any]:
+        """The arguments of a call as its node has them, and what it gives on fakes."""
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs, self.writer.is_inner)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
@@ -290,14 +298,7 @@ class TensorOperations:
         refuse_lost_tangent(function, result)
         if "out" in kwargs or getattr(function, "__name__", "").partition(".")[0] in OTHER_KIND:
             self.layouts.changed(kwargs.get("out") if "out" in kwargs else args[0])
-        if not changes_in_place(target, kwargs):
-            refuse_doubtful(self.world, function, args, result)
-            if not has_tensor(result):
-                return result
-        recorded = self.record(op, target, args, kwargs, result)
-        name = getattr(function, "__name__", "")
-        in_place = name.startswith("_foreach_") and name.endswith("_") and args
-        return args[0] if in_place else recorded  # (the list that they were given)
+        return args, kwargs, result
 
     def log_to(self, heap: Heap, outside: Any) -> Gradients:
         """heap: of the trace that this belongs to; outside: see ``Gradients``."""
@@ -335,18 +336,7 @@ class TensorOperations:
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))
-        try:
-            result = self.world.call(function, fake_args, fake_kwargs)
-        except torch_private.DATA_DEPENDENT as error:
-            raise depends_on_data(function, error) from None
-        except Exception as error:
-            leaves = torch_private.tree_leaves((fake_args, fake_kwargs))
-            if is_kind(error, RuntimeError) and any(map(torch_private.depends_on_values, leaves)):
-                raise depends_on_data(function, error) from None  # of such sizes, it says nothing of the real operator
-            if torch_fakes.lacks_fake(error) or not torch_fakes.fails_on_numbers(function, fake_args, fake_kwargs):
-                raise lacks_fake(function) from None
-            self.refuse_handled(function, error)
-            raise
+        result = self.computed(function, fake_args, fake_kwargs)
         if in_numbers:
             torch_fakes.forget_constant(result)
         if function is self.may_tell and torch_private.ON_FAKES.last() is not None:
@@ -354,6 +344,21 @@ class TensorOperations:
         writes.note()
         self.foreign.refuse_writes(versions)
         return result
+
+    def computed(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What the operator gives for these fakes."""
+        try:
+            return self.world.call(function, args, kwargs)
+        except torch_private.DATA_DEPENDENT as error:
+            raise depends_on_data(function, error) from None
+        except Exception as error:
+            leaves = torch_private.tree_leaves((args, kwargs))
+            if is_kind(error, RuntimeError) and any(map(torch_private.depends_on_values, leaves)):
+                raise depends_on_data(function, error) from None  # of such sizes, it says nothing of the real operator
+            if torch_fakes.lacks_fake(error) or not torch_fakes.fails_on_numbers(function, args, kwargs):
+                raise lacks_fake(function) from None
+            self.refuse_handled(function, error)
+            raise
 
     @property
     def runs_once(self) -> bool:
@@ -381,7 +386,7 @@ class TensorOperations:
 
     def refuse_unread(self, value: Any) -> None:
         """A graph break if an operator would look into a container that no guard has seen."""
-        if is_kind(value, list | tuple | dict | set):
+        if is_kind(value, (tuple, list, dict, set)):
             if self.unread(value):
                 raise Break(
                     "container read by an operator",
@@ -556,16 +561,6 @@ class TensorOperations:
             return value
         what = f"attribute {name} of a tensor gives a {type(value).__name__}"
         raise Break(f"Tensor.{name}", what, "read it outside of the step")
-
-
-def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator that returned no tensor still did something: in-place names (foreach too), ``out=``, and
-    operators of torch.ops whose schema says so (custom ones that return nothing are called for what they do)."""
-    written = may_write(target)
-    if written is not None:
-        return written or returns_nothing(target)
-    name = target if is_kind(target, str) else getattr(target, "__name__", "")
-    return spelled_in_place(name) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
 
 
 def lies_on_ranks(tensor: torch.Tensor) -> bool:

@@ -59,9 +59,11 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     """A graph break where the operator may fail on real data, and a handler of the user's would not see that, or what
     is written before it on its side of a branch would be lost."""
     trace.domain.loops.joins.refuse_failing(target, args)
-    frames = list(opened(trace.machine.frame))[::-1]
     is_number = asks_plain_python(target)
-    if not frames or not is_number and not (may_raise_on_data(target, args) and any(map(is_in_handler, frames))):
+    if not is_number and not may_raise_on_data(target, args):
+        return
+    frames = list(opened(trace.machine.frame))[::-1]
+    if not frames or not (is_number or any(map(is_in_handler, frames))):
         return
     place = frames[-1].code, frames[-1].pc
     trace.tried[place] += 1

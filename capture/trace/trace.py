@@ -170,12 +170,13 @@ class Trace:
     def where(self) -> tuple[Where, ...]:
         """The user's stack, outermost first. (What stands in for a function of a library's is no frame of it.)"""
         places: list[Where] = []
-        known = self.places
-        for frame in opened(self.machine.frame):
+        known, frame = self.places, self.machine.frame
+        while frame is not None:
             key = id(frame.code), frame.pc  # (which its place keeps alive)
             place = known.get(key) or known.setdefault(key, place_of(frame, frame.pc))
             if not is_ours(place[0]):
                 places.append(place)
+            frame = frame.back
         return tuple(reversed(places))
 
     def line(self) -> tuple[str, int]:

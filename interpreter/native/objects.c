@@ -133,6 +133,32 @@ is_a(PyObject *module, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_FALSE;
 }
 
+/* issubclass(type(object), kinds), which metaclasses and unions answer for themselves; the usual kinds are answered here. */
+static PyObject *
+is_kind(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 2) {
+        PyErr_SetString(PyExc_TypeError, "is_kind(object, kinds)");
+        return NULL;
+    }
+    PyTypeObject *type = Py_TYPE(args[0]);
+    PyObject *kinds = args[1];
+    if (PyType_CheckExact(kinds)) {
+        return PyBool_FromLong(PyType_IsSubtype(type, (PyTypeObject *)kinds));
+    }
+    if (PyTuple_CheckExact(kinds)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++) {
+            PyObject *kind = PyTuple_GET_ITEM(kinds, i);
+            if (PyType_CheckExact(kind) && PyType_IsSubtype(type, (PyTypeObject *)kind)) {
+                Py_RETURN_TRUE;
+            }
+        }
+    }
+    int found = PyObject_IsSubclass((PyObject *)type, kinds);
+    return found < 0 ? NULL : PyBool_FromLong(found);
+}
+
 static PyObject *
 is_subtype(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
@@ -286,6 +312,8 @@ PyMethodDef mb_object_functions[] = {
     {"full_name", full_name, METH_O, "full_name(type) -> str: PyType_GetFullyQualifiedName; up to 3.12 its tp_name."},
     {"is_a", (PyCFunction)(void (*)(void))is_a, METH_FASTCALL,
      "is_a(object, type or tuple) -> bool: by the object's real type; nothing is asked for its __class__."},
+    {"is_kind", (PyCFunction)(void (*)(void))is_kind, METH_FASTCALL,
+     "is_kind(object, kinds) -> bool: issubclass(type(object), kinds)."},
     {"is_subtype", (PyCFunction)(void (*)(void))is_subtype, METH_FASTCALL, "is_subtype(type, type): PyType_IsSubtype."},
     {"is_sequence_slot", is_sequence_slot, METH_O,
      "is_sequence_slot(method) -> bool: a + or * of a C type's that runs after both operands' number slots."},
