@@ -87,6 +87,7 @@ class TrackingDomain(Operators, Containers):
         self.loops = Loops(self, self.lists)
         # (a foreign backend takes each size symbol once)
         self.blocks = ModuleReuse(self) if tensors.whole_step else None
+        self.iterations: Any = None  # ``iteration_reuse.IterationReuse``, where blocks are written again
         if self.blocks is not None:
             tensors.gradients.switched = self.blocks.forget
         self.root: Frame | None = None
@@ -135,14 +136,18 @@ class TrackingDomain(Operators, Containers):
             self.root_pc = frame.pc
             self.root_handled = self.machine.exc_item[0]
             self.marks = (self.objects.writes, self.writer.count)
+        elif (iterations := self.iterations) is not None and (loops := iterations.frames.get(frame)) is not None:
+            iterations.before(frame, loops)  # (it may go on elsewhere in the frame)
         self.stacks[frame] = (frame.stack.copy(), frame.pc)
         if self.switches is not None:
             self.switches[frame] = torch_private.switches()
-        instruction = frame.program.instructions[frame.pc]
+        instruction, codes = frame.program.instructions[frame.pc], self.counter.codes
         if self.loops.open or instruction.opname in WATCHED:
+            if instruction.opname == "FOR_ITER" and self.iterations is not None and frame is not self.root:
+                self.iterations.watch(frame)
             self.loops.observe(frame)  # (it may go on elsewhere in the frame)
             self.count(frame)
-        elif (known := self.counter.codes.get(id(frame.code))) is None or known.users:  # (most are a library's)
+        elif (known := codes.get(id(frame.code))) is None or known.users:  # (most are a library's)
             self.counter.step(frame.code, instruction.offset)
 
     def count(self, frame: Frame) -> None:

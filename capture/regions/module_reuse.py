@@ -25,7 +25,7 @@ from moebius.interpreter import is_kind
 from moebius.lowering import copy_node
 
 from ..guards.recorder import tensor_meta
-from ..heap.heap import Event
+from ..heap.heap import OWN, Event
 from ..heap.records import DICTS, LISTS, SIMPLE, whole_items
 from ..heap.tensor_attributes import given
 from ..hook import ABSENT
@@ -53,7 +53,8 @@ class Block:
 
     begin, end: its part of the log. before, after: the graph's last node at its beginning and end. number, count: of
     its nodes. arguments, result: its traced values. depth: of the user's stack where it was called. applied: what in it
-    backward looks at again.
+    backward looks at again. shared: nodes of numbers that another is given, too. lists: by
+    id, lists that the step made and whose items are arguments.
     """
 
     module: Called
@@ -70,6 +71,8 @@ class Block:
     count: int = 0
     result: Any = None
     applied: list[Applied] = field(default_factory=list)
+    shared: frozenset[fx.Node] = frozenset()
+    lists: frozenset[int] = frozenset()
     plan: Plan | None = None
     refused: bool = False
 
@@ -164,9 +167,12 @@ class ModuleReuse:
         described = [self.describe(a) for a in arguments]
         if any(d is None for d in described):
             return None
-        classes = self.domain.attributes.of_classes.changes  # what is looked up on a class is not in the log
         called = type(module) if is_module else id(module)
-        return called, positional, names, tuple(described), torch_private.modes(), classes
+        return called, positional, names, tuple(described), self.surroundings()
+
+    def surroundings(self) -> Any:
+        """What else two blocks have in common. (What is looked up on a class is not in the log.)"""
+        return torch_private.modes(), self.domain.attributes.of_classes.changes
 
     def describe(self, value: Any) -> Any:
         kind = type(value)
@@ -219,6 +225,8 @@ class ModuleReuse:
                 continue
             if self.heap.age(owner) >= block.begin or kind in ("meta", "mark"):  # (metadata is compared throughout)
                 continue
+            if kind == OWN and id(owner) in block.lists:
+                continue
             if kind not in AGAIN and kind not in SHARED:
                 raise NotEquivalent  # it wrote to what is older, or read what nobody can read again
             if (kind, id(owner), key) not in reads:
@@ -226,7 +234,7 @@ class ModuleReuse:
                 read_tensors += proxies_in((value,))
         nodes = nodes_between(self.writer.graph, block.before, block.after)
         inside = set(nodes)
-        outside = {p.node for p in (*proxies_in(block.arguments), *read_tensors)}
+        outside = {p.node for p in (*proxies_in(block.arguments), *read_tensors)} | block.shared
         if any(torch_private.version_of(p.fake) for p in read_tensors):
             raise NotEquivalent  # written in place: a buffer that counts
         for node in nodes:

@@ -255,7 +255,7 @@ class TensorOperations:
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
-        plainly = self.writer.scope.parent is None and not self.foreign.storages
+        plainly = not self.writer.is_inner and not self.foreign.storages
         given = fakes_of(function, args, kwargs) if plainly else None
         if given is not None:
             torch_private.ON_FAKES.forget()

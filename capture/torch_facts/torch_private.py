@@ -47,7 +47,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
 from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from moebius.lowering.autocast import autocast_now, depth_of_autocast, leave_to_depth
@@ -70,6 +70,7 @@ __all__ = [
     "has_foreach_support",
     "set_eval_frame",
     "tree_leaves",
+    "tree_map",
     "skip_code",
 ]
 

@@ -32,6 +32,7 @@ from ..heap.objects import COUNTERS, Objects
 from ..heap.records import Record
 from ..python.caught import is_of_fakes
 from ..python.domain import OwnError, StopHere, TrackingDomain
+from ..regions.iteration_reuse import IterationReuse
 from ..report.records import FAKES, GraphBreak
 from ..tensors import tensor_class
 from ..tensors.arrays import Array
@@ -110,6 +111,7 @@ class Trace:
         gradients.natively, gradients.strict = assumptions.natively, assumptions.strict
         if assumptions.each_module:
             domain.blocks = None
+        domain.iterations = None if domain.blocks is None else IterationReuse(domain.blocks)
         domain.compiling_for = assumptions.compiling_for
         domain.options = assumptions.options
         loops.unrolled, self.numbers.deciding = assumptions.unrolled, assumptions.deciding
@@ -154,7 +156,7 @@ class Trace:
         """
         self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
         self.heap.release()
-        for part in (self.domain.blocks, self.domain, self.objects, self.tensors):
+        for part in (self.domain.blocks, self.domain.iterations, self.domain, self.objects, self.tensors):
             if part is not None:
                 vars(part).clear()
         self.guards.let_go()
