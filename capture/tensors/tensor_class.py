@@ -82,8 +82,7 @@ def guard(recorder: GuardRecorder) -> None:
 
 def rely_on(recorder: GuardRecorder, cls: type, name: str) -> None:
     """The class has torch's attribute of this name: a node that calls it by its name finds what was traced."""
-    known = recorder.classes.get(cls)
-    if known is None or name not in known.entries:
+    if name not in recorder.class_order(cls).entries:
         recorder.class_entry(cls, name, look_up(cls, name))
     if is_replaced(cls, name):
         raise Break("replaced attribute of tensors", f"torch.Tensor.{name} is not torch's", HINT)
