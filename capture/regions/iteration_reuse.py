@@ -61,7 +61,7 @@ class Iteration:
     found: dict[str, Any]
     counts: int
     switches: Any
-    before: tuple[int, int, int]
+    before: tuple[int, ...]
     path: list[int] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     forgets: list[str] = field(default_factory=list)
@@ -127,6 +127,7 @@ class IterationReuse:
         """Whether blocks are known where the program is, and no gradients are recorded."""
         writer, tensors = self.writer, self.tensors
         inner = self.objects.inside or writer.is_inner or self.domain.open_loops or tensors.foreign.storages
+        inner = inner or tensors.offsets.asked  # (which may be of the one, and not of the other)
         recorded = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or writer.recomputed
         return not inner and not recorded and writer.ran is None
 
@@ -144,8 +145,12 @@ class IterationReuse:
         switches = torch_private.switches()
         return Iteration(block, head, height, frame.stack[-1], found, counts, switches, before, [frame.pc])
 
-    def progress(self) -> tuple[int, int, int]:
-        return len(self.mode.written), len(self.gradients.functions), len(self.objects.after_effects)
+    def progress(self) -> tuple[int, ...]:
+        """How much has been written into tensors; and what no iteration may add to: functions of autograd's, effects
+        behind the graph, tensors that were asked where they begin or how they lie."""
+        offsets, layouts = self.tensors.offsets, self.tensors.layouts
+        asked = len(offsets.asked), len(offsets.anywhere), *map(len, layouts.sure.values())
+        return len(self.mode.written), len(self.gradients.functions), len(self.objects.after_effects), *asked
 
     def end(self, frame: Frame, loop: Loop, iteration: Iteration) -> None:
         block, writer = iteration.block, self.writer
@@ -166,8 +171,8 @@ class IterationReuse:
             block.arguments = without_numbers(arguments)
             self.look_at_results(frame, iteration, shape)
             plan = self.blocks.plan_of(block)
-            if plan is None:
-                raise NotEquivalent
+            if plan is None or any(is_kind(key, (TensorProxy, torch.Tensor)) for _, _, key, _ in plan.reads):
+                raise NotEquivalent  # (what it finds by a tensor, another would find by another)
             self.look_at_nodes(iteration, plan.nodes)
         except NotEquivalent:
             loop.refused += 1

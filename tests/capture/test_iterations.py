@@ -451,6 +451,58 @@ def asks_whether_it_is_one(ps, qs):
         p.add_(1 if p is q else 2)
 
 
+RATES: dict[Any, float] = {}
+BY_IDENTITY: dict[int, float] = {}
+
+
+@loop
+def rates_by_tensor(ps, qs):
+    for p in ps:
+        p.mul_(RATES[p])
+
+
+@loop
+def rates_by_identity(ps, qs):
+    for p in ps:
+        p.mul_(BY_IDENTITY[id(p)])
+
+
+@loop
+def is_one_of_a_set(ps, qs):
+    chosen = {id(q) for q in qs[4:]}
+    for p, q in zip(ps, qs, strict=True):
+        p.add_(2 if id(q) in chosen else 1)
+
+
+@passing
+def attributes_that_were_there(ps, qs):
+    for q in qs:
+        q.mul_(getattr(q, "rate", 3.0))
+
+
+@loop
+def asks_where_it_begins(ps, qs):
+    for p in ps:
+        p.add_(p.storage_offset())
+
+
+@loop
+def reads_gradients(ps, qs):
+    for p in ps:
+        if p.grad is None:
+            p.mul_(2)
+        else:
+            p.sub_(p.grad)
+
+
+@loop
+def sets_gradients(ps, qs):
+    for i, p in enumerate(ps):
+        if i < 5:
+            p.grad = None
+        p.add_(1)
+
+
 def tensors(alias: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     torch.manual_seed(0)
     ps, qs = [torch.randn(4, 4) for _ in range(7)], [torch.rand(4, 4) for _ in range(7)]
@@ -466,6 +518,13 @@ def tensors(alias: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         qs[4] = ps[4].view(16).view(4, 4)
     if alias == "a transposed one":
         ps[3] = torch.randn(4, 4).t()
+    RATES.clear()
+    for i, (p, q) in enumerate(zip(ps, qs, strict=True)):
+        RATES[p] = BY_IDENTITY[id(p)] = 0.5 * (i // 3)
+        if i % 4:
+            q.rate = 0.5 * (i // 3)
+        if i > 2 and alias == "none":
+            p.grad = torch.randn(4, 4)
     return ps, qs
 
 
