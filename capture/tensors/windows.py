@@ -60,25 +60,29 @@ def like_pool(function: Any, args: tuple, kwargs: dict[str, Any]) -> torch.Tenso
     if not open_ or any(map(torch_private.depends_on_values, open_)):
         return None
     try:
-        proxy, kernel, stride, *others = called(*args, **kwargs)
+        proxy, *numbers, plain = called(*args, **kwargs)
     except TypeError:  # torch's own says what does not fit
         return None
     fake = proxy.fake if is_kind(proxy, TensorProxy) else None
-    stride = kernel if stride is None or stride == [] else stride
-    kernels, strides = (list(v) if is_kind(v, tuple | list) else [v] * axes for v in (kernel, stride))
-    fits = all(len(each) == axes and all(type(n) in (int, torch.SymInt) for n in each) for each in (kernels, strides))
-    plain = [tuple(v) if is_kind(v, tuple | list) else (v,) for v in others]
-    if not fits or any(set(v) - {n} for v, n in zip(plain, (0, 1, False), strict=True)):
+    numbers[1] = numbers[0] if numbers[1] is None or numbers[1] == [] else numbers[1]
+    by_axis = [list(v) if is_kind(v, tuple | list) else [v] * axes for v in numbers]
+    if any(plain) or any(len(v) != axes or any(type(n) not in (int, torch.SymInt) for n in v) for v in by_axis):
         return None
     if fake is None or fake.dim() not in (axes + 1, axes + 2) or not fake.dtype.is_floating_point:
         return None
     if torch_private.depends_on_values(fake) or not fake.is_contiguous():
         return None
-    sizes = fake.shape[-axes:]
-    if not all(n >= 1 for n in (*kernels, *strides, *fake.shape)) or not all(
-        size >= kernel for size, kernel in zip(sizes, kernels, strict=True)
-    ):
+    kernels, strides, paddings, dilations = by_axis
+    if not all(n >= 1 for n in (*kernels, *strides, *dilations, *fake.shape)):
         return None
-    found = [(size - k) // s + 1 for size, k, s in zip(sizes, kernels, strides, strict=True)]
+    if not all(0 <= 2 * padding <= kernel for padding, kernel in zip(paddings, kernels, strict=True)):
+        return None
+    room = [
+        size + 2 * padding - dilation * (kernel - 1) - 1
+        for size, kernel, padding, dilation in zip(fake.shape[-axes:], kernels, paddings, dilations, strict=True)
+    ]
+    if not all(n >= 0 for n in room):
+        return None
+    found = [n // stride + 1 for n, stride in zip(room, strides, strict=True)]
     result: torch.Tensor = Pooled.apply(fake, (*fake.shape[:-axes], *found))
     return result

@@ -11,11 +11,16 @@ import torch.nn.functional as F
 
 from moebius import capture, stats
 
+
+def image(x: torch.Tensor) -> torch.Tensor:
+    return x[:, None].expand(-1, 2, -1, -1).contiguous()
+
+
 POOLS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "max of all": lambda x, n: F.max_pool1d(x, x.size(2)),
     "max of all, squeezed": lambda x, n: F.max_pool1d(x, kernel_size=x.shape[-1]).squeeze(2),
     "average of all": lambda x, n: F.avg_pool1d(x, x.size(2)),
-    "average of an image": lambda x, n: F.avg_pool2d(x[:, :, None].expand(-1, -1, 4, -1).contiguous(), (4, x.size(2))),
+    "average of an image": lambda x, n: F.avg_pool2d(image(x), (5, x.size(2))),
     "average by a list": lambda x, n: F.avg_pool2d(x.unsqueeze(1), list(x.shape[1:])),
     "max of both": lambda x, n: F.max_pool2d(x.unsqueeze(1), x.size()[1:]),
     "module": lambda x, n: torch.nn.AvgPool1d(x.size(2))(x),
@@ -23,15 +28,24 @@ POOLS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "steps that vary": lambda x, n: F.avg_pool1d(x, 2, n),
     "less than all": lambda x, n: F.max_pool1d(x, x.size(2) - 2, 1),
     "volume": lambda x, n: F.avg_pool3d(x[:, None, None], (1, 5, x.size(2))),
-    # as in C
     "padded": lambda x, n: F.max_pool1d(x, n, 1, padding=1),
+    "padded by half": lambda x, n: F.max_pool1d(x, n, 1, padding=n // 2),
+    "padded average": lambda x, n: F.avg_pool1d(x, n, 1, n // 2),
+    "an image, padded by half": lambda x, n: F.max_pool2d(
+        image(x), (min(3, x.size(2)), n), (1, 1), (min(3, x.size(2)) // 2, n // 2)
+    ),
+    "at distances that vary": lambda x, n: F.max_pool1d(x, 2, 1, dilation=n),
+    "all numbers vary": lambda x, n: F.max_pool2d(image(x), n, n - 1, padding=n // 2, dilation=max(1, n - 3)),
+    # as in C
+    "padded by more": lambda x, n: F.max_pool1d(x, n, 1, padding=n),
+    "padded by less": lambda x, n: F.max_pool1d(x, n, 1, padding=n - 4),
     "rounded up": lambda x, n: F.avg_pool1d(x, n, ceil_mode=True),
     "columns": lambda x, n: F.max_pool1d(x.transpose(1, 2), n, 1),
     "with places": lambda x, n: F.max_pool1d(x, x.size(2), return_indices=True)[0],
     "too large": lambda x, n: F.max_pool1d(x, x.size(2) + n - 3),
     "none": lambda x, n: F.max_pool1d(x, n - 2),
 }
-ONE = [*POOLS][:11]
+ONE = [*POOLS][:17]
 
 
 @pytest.mark.share(14)
