@@ -187,6 +187,8 @@ class Identities(Store):
         if is_kind(key, RuntimeNumber):
             return key.numbers.constant(key)  # type: ignore[attr-defined]
         if is_kind(key, SYMBOLIC):
+            if type(found := self.few_sizes(key)) is int:
+                return found
             raise Break(
                 "hash of a number that varies",
                 "a dict, a set or hash() needs the value of a number that is another one in each call",

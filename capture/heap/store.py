@@ -74,6 +74,7 @@ class Store:
         self.varying: dict[str, tuple[str, str]] = {}
         self.logs: set[str] = set()  # lists to which the step was seen to append, by the names of their places
         self.tell: Callable[[str], None] = lambda name: None
+        self.few_sizes: Callable[[Any], Any] = lambda value: value  # see ``python.few_sizes``
         self.joins: Callable[[Any], bool] = lambda place: False  # see ``branch_places.Joins``
         self.conditional: list[tuple[Record, Any]] = []  # what branches on numbers of the call write
         self.notes: Any = None  # the graph's dict in which these are noted

@@ -38,6 +38,8 @@ class CachedFunctions(CallParts):
         if function.__module__ in OF_SIZES and any(is_kind(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
             return self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
+        args = [self.domain.sizes.constants(a) for a in args]
+        kwargs = {name: self.domain.sizes.constants(a) for name, a in kwargs.items()}
         if not all(natives.is_plain(a, self.known) or self.is_asked_with(a) for a in (*args, *kwargs.values())):
             raise Break(
                 "cached function",

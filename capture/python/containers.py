@@ -371,7 +371,7 @@ class Containers(WrittenValues):
             value.refuse("the items")
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
-            raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+            self.loops.sized.refuse(iterator, "in a builtin")
         self.iterators.takes(value, iterator)
         native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)

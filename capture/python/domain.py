@@ -51,6 +51,7 @@ from .calls import Calls
 from .caught import raised_in_c, tells_of_tracing
 from .construction import Making
 from .containers import Containers
+from .few_sizes import FewSizes
 from .lookups import Lookups
 from .loop_iterators import LoopIterators
 from .operators import Operators
@@ -78,7 +79,8 @@ class TrackingDomain(Operators, Containers):
         self.arrays, self.walks = Arrays(self), Walks(objects)
         self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
         self.array_calls = ArrayCalls(self.arrays, self.array_inputs)
-        self.iterators = LoopIterators(self)
+        self.iterators, self.sizes = LoopIterators(self), FewSizes(self)
+        objects.few_sizes = self.sizes.constant
         self.calls = Calls(self)
         self.attributes.ask = Lookups(self).ask
         self.lists = Lists(self)

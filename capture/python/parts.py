@@ -35,6 +35,7 @@ class RowLoops(Protocol):
     """``regions.loops.Loops``."""
 
     open: list[LoopRegion]
+    sized: Any  # ``regions.sized_rows.SizedRows``
 
     def rows(self, proxy: Any) -> Any: ...
 
@@ -95,6 +96,7 @@ class Parts(Domain):
     lists: GatheredLists
     loops: RowLoops
     iterators: LoopIterators
+    sizes: Any  # ``few_sizes.FewSizes``
     blocks: ModuleCalls | None
     # what other parts define
     # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does

@@ -42,6 +42,7 @@ from .branches import WATCHED as WATCHED
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, fakes_of, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of, picks_rows
+from .sized_rows import SizedRows
 from .two_sides import FirstSide
 
 ITERATION = Body(
@@ -64,7 +65,7 @@ class Loops:
         self.joins = branch_places.Joins(self.open, domain)
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
-        self.iterators = domain.iterators
+        self.iterators, self.sized = domain.iterators, SizedRows(domain)
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
         self.counts: set[tuple[Any, int]] = set()  # branches that decide between ints, or between yes and no
         self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as an iteration for each expert
@@ -80,9 +81,9 @@ class Loops:
             if self.open or not self.tensors.branches:
                 proxy.refuse("the items")
             return self.objects.made(TensorRows(proxy.proxy, numbers=True)).begin()
-        if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
-            return self.objects.made(TensorRows(proxy))
-        return self.objects.made(iter(self.tensors.rows(proxy)))
+        symbolic = proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt)
+        found = self.sized.rows(proxy) if symbolic else None
+        return self.objects.made(iter(self.tensors.rows(proxy)) if found is None else found)
 
     def numbers(self, proxy: TensorProxy) -> TensorRows | None:
         """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
@@ -117,8 +118,7 @@ class Loops:
             return STOP
         loop = self.open[-1] if self.open else None
         if loop is None or loop.rows is not rows or loop.row is None:
-            raise Break("iterating over a tensor of unknown length", "outside of a for loop",
-                        "iterate over it with a for loop")  # fmt: skip
+            self.sized.refuse(rows, "outside of a for loop")
         return loop.row_value
 
     def settle(self, frame: Frame) -> None:

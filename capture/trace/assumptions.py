@@ -15,6 +15,7 @@ from moebius.lowering import OWN
 from ..guards.sources import OpenPlaces, family
 from ..options import Options
 from ..regions.conditional_lists import Lists
+from ..regions.loops import Loops
 from ..tensors.bounds import Bounds
 from ..torch_facts import torch_private
 from .blockers import Stop
@@ -38,6 +39,7 @@ class Met(Protocol):
 
     lists: Lists
     bounds: Bounds
+    loops: Loops
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Assumptions:
     compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
     deciding: places of numbers on which a branch went another way in a later call.
     unrolled: loops over ranges, branches, max() and min(), that cannot be recorded as one node, or of whose result more
-    is asked (``Bound``, ``Either``); blockers: the graph break that says why, for those in which it stands; split: the
+    is asked (``Bound``, ``Either``); lengths: sizes that were constants (``FewSizes``); blockers: the graph break that says why, for those in which it stands; split: the
     same for loops over hits in which a graph ends. by_number, not_by_number: loops over hits that are taken as one
     iteration for each expert, and those that this does not help.
     options: what the callable was captured with.
@@ -97,6 +99,7 @@ class Assumptions:
     compiling_for: frozenset[tuple[str, str]] = frozenset()
     deciding: set[str] = field(default_factory=set)
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    lengths: set[tuple[tuple[types.CodeType, int], int]] = field(default_factory=set)
     blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     split: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
@@ -213,7 +216,7 @@ class Assumptions:
         Else it may have broken for its inputs of one row (ones), which were taken for any number."""
         lists, bounds = domain.lists, domain.bounds
         before = len(self.gathered), len(self.not_gathered), len(self.unrolled), len(self.unpredictable)
-        self.unrolled |= bounds.refused
+        self.unrolled |= bounds.refused | domain.loops.sized.met(domain.loops.open)
         self.not_gathered |= lists.refused & self.gathered
         self.gathered |= lists.wanted
         self.unpredictable |= endless

@@ -115,6 +115,7 @@ class Trace:
         domain.compiling_for = assumptions.compiling_for
         domain.options = assumptions.options
         loops.unrolled, self.numbers.deciding = assumptions.unrolled, assumptions.deciding
+        loops.sized.unrolled, domain.sizes.met = assumptions.unrolled, assumptions.lengths
         loops.by_number = assumptions.by_number - assumptions.not_by_number
         loops.not_by_number = assumptions.not_by_number
         domain.lists.sites = assumptions.gathered - assumptions.not_gathered

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .values import Break, TensorProxy
 
 
@@ -9,11 +11,11 @@ class TensorRows:
     """The iterator over the rows of a tensor whose length is not known while tracing.
 
     numbers: it stands for ``tensor.tolist()`` instead, at once iterated over: rows are Python ints. of_array: they are
-    numpy's, of ``tensor.numpy()``.
+    numpy's, of ``tensor.numpy()``. site: the instruction that asked for it, where the length is a size of the step's.
     """
 
-    def __init__(self, proxy: TensorProxy, numbers: bool = False, of_array: bool = False):
-        self.proxy, self.numbers, self.of_array = proxy, numbers, of_array
+    def __init__(self, proxy: TensorProxy, numbers: bool = False, of_array: bool = False, site: Any = None):
+        self.proxy, self.numbers, self.of_array, self.site = proxy, numbers, of_array, site
         self.finished = self.begun = False
 
     def begin(self) -> TensorRows:
