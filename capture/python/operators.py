@@ -55,6 +55,7 @@ WITH_SIZES = frozenset((bool, int, float, complex, *SYMBOLIC))
 FLOATS = frozenset((float, torch.SymFloat))
 NUMBERS_AND_SIZES = NUMPY_NUMBERS | WITH_SIZES | {Number}
 NOT_NUMBERS = frozenset((str, type(None)))
+POWER = {"**": "** or pow()"}
 NEVER_SYMBOLIC = frozenset(("<<", ">>"))  # sympy's is not Python's
 
 
@@ -122,6 +123,8 @@ class Operators(Membership):
             return self.numpy_binary(op.removesuffix("="), left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
+        if (answer := self.of_the_object(op, left, right)) is not ABSENT:
+            return answer
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
             return self.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
@@ -160,6 +163,46 @@ class Operators(Membership):
         return self.objects.made(
             super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
         )
+
+    def of_the_object(self, op: str, left: Any, right: Any) -> Any:
+        """``number op object`` or the other way round, of a number that the graph computes: what the object's own
+        method in Python gives, as int and float leave it to that. ABSENT where neither is such."""
+        sides = [kind in OPEN_NUMBERS for kind in (type(left), type(right))]
+        value = left if sides[1] else right
+        if sides[0] is sides[1] or type(value) in ATOMS or type(value) is complex or is_alien(value):
+            return ABSENT
+        compares, stem = op in COMPARISONS, DUNDERS.get(op.removesuffix("="), "")
+        if compares:
+            names = [COMPARE_DUNDERS[op][0 if sides[1] else 1]]
+            names += ["__eq__"] if op == "!=" and lookup(type(value), "__ne__") is object.__ne__ else []
+        elif sides[1]:
+            names = [f"__i{stem}__"] * op.endswith("=") + [f"__{stem}__"]
+        else:
+            names = [f"__r{stem}__"]
+        if sides[0] and type_of(left) is float and issubclass(type(value), int):
+            names = []  # (a float knows ints)
+        self.attributes.rely_on(type(value), *names)
+        methods = [(name, method) for name in names if (method := special(type(value), name)) is not None]
+        for name, method in methods:
+            answer = self.call_special(method, value, [right if sides[1] else left])
+            if answer is not NotImplemented:
+                return self.objects.made(answer) if name == names[0] else not self.truth(answer)
+        for kind in (int, float):
+            if issubclass(type(value), kind):  # a member of an IntEnum: the number that it is
+                plain = kind.__pos__(value)
+                sides = (left, plain) if sides[0] else (plain, right)
+                return self.compare(op, *sides) if compares else self.binary(op, *sides)
+        if not methods:
+            return ABSENT
+        if issubclass(type(value), SEQUENCES):
+            detail = f"{op} with a {type(value).__name__}, whose own method leaves it to others"
+            raise Break("arithmetic on a symbolic size", detail, "use plain numbers with sizes")
+        if op in ("==", "!="):
+            return op == "!="
+        kinds = [f"'{type_name(type_of(side))}'" for side in (left, right)]
+        if compares:
+            raise TypeError(f"'{op}' not supported between instances of {' and '.join(kinds)}")
+        raise TypeError(f"unsupported operand type(s) for {POWER.get(op, op)}: {' and '.join(kinds)}")
 
     def look_at_divisor(self, divisor: Any) -> None:
         """A guard that a size is not 0: with 0 it may be Python's ZeroDivisionError. Of a number that values decide the
@@ -262,6 +305,8 @@ class Operators(Membership):
         if left_kind is Text or right_kind is Text:
             left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
             return self.compare(op, left, right)
+        if (answer := self.of_the_object(op, left, right)) is not ABSENT:
+            return answer
         if left_kind is Number or right_kind is Number:
             sizes = (torch.SymInt, torch.SymFloat)
             if all(type(v) is Number or type(v) in (int, float, bool, *sizes) for v in (left, right)):
