@@ -561,6 +561,3 @@ def safe_keyword(name: str) -> str:
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots that the classes of an instance define. (By name, the user's ``__getattr__`` would be asked.)"""
     return [member for member in members(cls) if member.__objclass__.__flags__ & HEAP_TYPE]
-
-
-__all__ = ["CannotRebuild", "Emitter", "contextvars"]

@@ -22,10 +22,9 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number, number_kind
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
-from .eithers import Either, of_extreme
+from .eithers import Either, Site, of_extreme
 from .interfaces import Domain
 
-Site = tuple[Any, int]  # code, and the index of the instruction that calls
 LARGEST = 1 << 53  # beyond it a float is another number
 ONE_HOT = torch.nn.functional.one_hot
 CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {max: torch.sym_max, min: torch.sym_min}
