@@ -150,14 +150,13 @@ class Gradients:
         renewals = self.look_again(reached, kept)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
+        options = {"retain_graph": retain_graph, "inputs": wanted}
+        options = {name: value for name, value in options.items() if value is not None}
         if create_graph:
-            options = {"retain_graph": retain_graph, "inputs": wanted}
             self.backward_with_history(outputs, given, leaves, reached, options, renewals)
             return
         self.wants_python()  # the rest after an earlier one has another backward in it
         hooked = self.hooks.in_backward(leaves, reached, self.enter)
-        options = {"retain_graph": retain_graph, "inputs": wanted}
-        options = {name: value for name, value in options.items() if value is not None}
         for leaf in leaves:
             self.heap.write(leaf, "grad")
             before = self.of.get(leaf, UNREAD if leaf.real is not None else None)
@@ -215,7 +214,6 @@ class Gradients:
         asked = {"grad_outputs": given, "create_graph": True, "retain_graph": True}
         found = self.tensors.on_fakes(torch.autograd.grad, (outputs, leaves), asked)
         options |= {"create_graph": True} | ({} if all(g is None for g in given) else {"grad_tensors": given})
-        options = {name: value for name, value in options.items() if value is not None}
         for write in renewals:
             write()
         self.writer.call(torch.autograd.backward, tuple(outputs), **options)
