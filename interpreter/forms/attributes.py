@@ -5,7 +5,7 @@ from typing import Any
 
 from ..domain.core import is_a, is_class
 from ..private_builtins import ORIGINAL as builtins
-from .registry import form, method_form
+from .registry import form, method_form, operation
 
 
 @form(builtins.getattr)
@@ -33,53 +33,26 @@ def hasattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return False
 
 
-@form(builtins.setattr)
-def setattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not is_a(args[1], str):
-        return domain.native(builtins.setattr, *args, **kwargs)
-    return domain.set_attr(*args)
+operation(builtins.setattr, "set_attr", 3, named=True)
+operation(builtins.delattr, "del_attr", 2, named=True)
+operation(builtins.isinstance, "is_instance", 2)
+operation(builtins.issubclass, "is_subclass", 2)
 
 
-@form(builtins.delattr)
-def delattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not is_a(args[1], str):
-        return domain.native(builtins.delattr, *args, **kwargs)
-    return domain.del_attr(*args)
+def object_form(name: str, method: str, count: int) -> None:
+    """One of object's own methods, of what is no class: an operation of the domain's."""
+    native = vars(object)[name]
+
+    @method_form(object, name)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != count or not is_a(args[1], str) or is_class(args[0]):
+            return domain.native(native, *args, **kwargs)
+        return getattr(domain, method)(*args)
 
 
-@form(builtins.isinstance)
-def isinstance_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2:
-        return domain.native(builtins.isinstance, *args, **kwargs)
-    return domain.is_instance(*args)
-
-
-@form(builtins.issubclass)
-def issubclass_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2:
-        return domain.native(builtins.issubclass, *args, **kwargs)
-    return domain.is_subclass(*args)
-
-
-@method_form(object, "__getattribute__")
-def object_getattribute(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not is_a(args[1], str) or is_class(args[0]):
-        return domain.native(object.__getattribute__, *args, **kwargs)
-    return domain.get_attr_generic(args[0], args[1])
-
-
-@method_form(object, "__setattr__")
-def object_setattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not is_a(args[1], str) or is_class(args[0]):
-        return domain.native(object.__setattr__, *args, **kwargs)
-    return domain.set_attr_plainly(*args)
-
-
-@method_form(object, "__delattr__")
-def object_delattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not is_a(args[1], str) or is_class(args[0]):
-        return domain.native(object.__delattr__, *args, **kwargs)
-    return domain.del_attr_plainly(*args)
+object_form("__getattribute__", "get_attr_generic", 2)
+object_form("__setattr__", "set_attr_plainly", 3)
+object_form("__delattr__", "del_attr_plainly", 2)
 
 
 @method_form(type, "__call__")

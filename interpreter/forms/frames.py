@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from ..domain.core import is_a, is_class, is_mapping, type_name, wrong_type
 from ..errors import InterpreterError
+from ..frame import Frame
 from ..natives import call_outside
 from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
@@ -60,25 +62,17 @@ def frame_clear(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-@form(builtins.locals)
-def locals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args or kwargs:
-        return builtins.locals(*args, **kwargs)
-    return domain.machine.frame.namespace()
+def namespace_form(native: Any, read: Callable[[Frame], Any]) -> None:
+    """A C callable that, without arguments, gives names of the frame that calls it."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return domain.native(native, *args, **kwargs) if args or kwargs else read(domain.machine.frame)
 
 
-@form(builtins.globals)
-def globals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args or kwargs:
-        return builtins.globals(*args, **kwargs)
-    return domain.machine.frame.globals
-
-
-@form(builtins.vars)
-def vars_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args or kwargs:
-        return domain.native(builtins.vars, *args, **kwargs)
-    return domain.machine.frame.namespace()
+namespace_form(builtins.locals, lambda frame: frame.namespace())
+namespace_form(builtins.globals, lambda frame: frame.globals)
+namespace_form(builtins.vars, lambda frame: frame.namespace())
 
 
 @form(builtins.dir)

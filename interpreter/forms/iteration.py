@@ -12,7 +12,7 @@ from ..domain.core import special
 from ..natives import IN_BETWEEN
 from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import STOP
-from .registry import form, method_form
+from .registry import form, method_form, operation
 
 
 def is_native_iterable(domain: Any, value: Any) -> bool:
@@ -43,11 +43,7 @@ def next_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return args[1] if value is STOP else value
 
 
-@form(builtins.len)
-def len_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(builtins.len, *args, **kwargs)
-    return domain.length(args[0])
+operation(builtins.len, "length", 1)
 
 
 def walked(domain: Any, value: Any, measured: bool = False) -> Any:

@@ -5,28 +5,11 @@ from typing import Any
 
 from ..domain.core import is_a, special
 from ..private_builtins import ORIGINAL as builtins
-from .registry import form
+from .registry import form, operation
 
-
-@form(str)
-def str_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(str, *args, **kwargs)
-    return domain.to_str(args[0])
-
-
-@form(builtins.repr)
-def repr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(repr, *args, **kwargs)
-    return domain.to_repr(args[0])
-
-
-@form(bool)
-def bool_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 1:
-        return domain.native(bool, *args, **kwargs)
-    return domain.truth(args[0])
+operation(str, "to_str", 1)
+operation(builtins.repr, "to_repr", 1)
+operation(bool, "truth", 1)
 
 
 @form(builtins.format)

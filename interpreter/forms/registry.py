@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..domain.core import is_a
+
 Form = Callable[[Any, list[Any], dict[str, Any]], Any]
 FORMS: dict[int, Form] = {}
 METHOD_FORMS: dict[tuple[type, str], Form] = {}
@@ -20,6 +22,17 @@ def form(*callables: Any) -> Callable[[Form], Form]:
         return function
 
     return register
+
+
+def operation(native: Any, method: str, count: int, named: bool = False) -> None:
+    """Register a C callable that is one operation of the domain's, of so many arguments; with others Python's own says
+    what is wrong. named: whether the second one is a name."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != count or (named and not is_a(args[1], str)):
+            return domain.native(native, *args, **kwargs)
+        return getattr(domain, method)(*args)
 
 
 def method_form(owner: type, name: str) -> Callable[[Form], Form]:
