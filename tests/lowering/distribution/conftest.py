@@ -13,8 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
+
+BOUND = 600  # seconds for a function on ranks: they are ended then (a rank that waits for another one waits for ever)
 
 
 class Place:
@@ -56,9 +59,15 @@ class Pool:
 
     def run(self, function, *args, lost: int | None = None):
         """What it gives on each rank, but for one that is lost."""
-        for place in self.places:
-            place.say((function.__code__.co_filename, function.__name__, args))
-        answers = [place.hear() for rank, place in enumerate(self.places) if rank != lost]
+        bound = threading.Timer(BOUND, self.end_ranks)
+        bound.start()
+        try:
+            for place in self.places:
+                place.say((function.__code__.co_filename, function.__name__, args))
+            answers = [place.hear() for rank, place in enumerate(self.places) if rank != lost]
+        finally:
+            bound.cancel()
+        answers = [(False, f"ended with {each}") if isinstance(each, int) else each for each in answers]
         failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if failures:
             raise AssertionError("\n".join(failures))
@@ -74,18 +83,20 @@ class Pool:
         self.directory.cleanup()
         return codes
 
-    def kill(self) -> None:
+    def end_ranks(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.end_ranks()
         self.wait()
 
     def give_up(self) -> None:
         """Kill the ranks, and their places too: there may be half of an answer."""
-        for place, process in zip(self.places, self.processes, strict=True):
+        self.end_ranks()
+        for place in self.places:
             place.process.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
             place.process.communicate()
         self.directory.cleanup()
 

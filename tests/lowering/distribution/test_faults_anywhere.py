@@ -22,7 +22,7 @@ PLACES = {  # in a step: the function of moebius's, and which of its calls there
     "experts": ("experts_forward", 2), "backward of combine": ("exchange", 7), "backward of dispatch": ("exchange", 8),
     "experts' backward": ("experts_backward", 1), "the end of backward": ("finish", 1),
     "a reduction": ("all_reduce", 1), "the last reduction": ("average", 2), "clip": ("_summed_together", 1),
-    "its sum": ("full_tensor", 1), "the optimizer": ("count_step", 1),
+    "its sum": ("full_tensor", 1), "after its sum": ("_summed_together", 2), "the optimizer": ("count_step", 1),
 }
 SHARES = [n / 48 for n in range(1, 48)]  # of all calls in a step
 CASES = [*itertools.product(PLACES, ("call", "return")), *((share, "call") for share in SHARES)]
@@ -46,7 +46,8 @@ class Fault:
         else:
             name, number = PLACES[self.place]
             here = False
-            if event == self.event and frame.f_code.co_name == name and frame.f_globals["__name__"].startswith(HOMES):
+            home = str(frame.f_globals.get("__name__"))
+            if event == self.event and frame.f_code.co_name == name and home.startswith(HOMES):
                 self.met += 1
                 here = self.met == number
         if here:
