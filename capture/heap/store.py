@@ -89,7 +89,8 @@ class Store:
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""
         if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
             self.new[id(obj)] = obj
-            self.heap.made(obj)
+            if type(obj) is not TensorProxy or obj.source is None:  # (``p.mul_(2)`` gives what was there before)
+                self.heap.made(obj)
         return obj
 
     def seen_through(self, obj: Any) -> Any:

@@ -191,7 +191,8 @@ class IterationReuse:
         count = len(iteration.item) if unpacks and type(iteration.item) is tuple else 1
         names = tuple(name for _, kind, name in steps[:count] if kind == "STORE")
         given = Shape(unpacks, names, ()).given(iteration.item) if len(names) == count else None
-        if given is None or len(given) != count or steps[0][0] != unpacks:
+        at_once = dict.fromkeys(at for at, _, _ in steps[:count])  # (what is unpacked further comes between)
+        if given is None or len(given) != count or list(at_once) != [*range(unpacks, unpacks + len(at_once))]:
             raise NotEquivalent
         fresh, stored = set(given), set[str]()
         places: dict[Place, None] = {}

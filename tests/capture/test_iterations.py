@@ -480,6 +480,43 @@ def attributes_that_were_there(ps, qs):
         q.mul_(getattr(q, "rate", 3.0))
 
 
+@passing
+def attributes_of_one_of_two(ps, qs):
+    for _, q in zip(ps, qs, strict=True):
+        q.mul_(getattr(q, "rate", 3.0))
+
+
+@passing
+def attributes_by_position(ps, qs):
+    qs = list(qs)
+    for i in range(len(qs)):
+        q = qs[i]
+        q.mul_(1 if hasattr(q, "rate") else 2)
+
+
+def rate_of(q):
+    return getattr(q, "rate", 3.0)
+
+
+@passing
+def attributes_in_a_function(ps, qs):
+    for _, q in zip(ps, qs, strict=True):
+        q.mul_(rate_of(q))
+
+
+@loop
+def unpacks_further(ps, qs):
+    for p, (_, rate) in zip(ps, zip(qs, [0.5, 0.5, 0.5, 0.25, 0.5, 0.25, 0.5], strict=True), strict=True):
+        p.mul_(rate)
+
+
+@loop
+def unpacks_further_where_nothing_is_read(ps, qs):
+    for i, (p, q) in enumerate(zip(ps, qs, strict=True)):  # noqa: B007
+        qs[0].add_(1)
+    return i, p + 1, q + 1
+
+
 @loop
 def asks_where_it_begins(ps, qs):
     for p in ps:
