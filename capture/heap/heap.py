@@ -38,6 +38,7 @@ class Heap:
         self.part_of: dict[int, Any] = {}  # by id of a container that a new object has made for itself: whose it is
         self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
             "fact": lambda owner, key, then: then,
+            "default": lambda function, key, then: then,  # (which is guarded)
             "answer": lambda ask, key, then: ask(),
             "function": lambda function, key, then: function.__code__,
         }

@@ -15,6 +15,7 @@ from moebius.interpreter.domain.core import lookup
 
 from ..guards.sources import Source
 from ..hook import ABSENT
+from ..values.values import TensorProxy
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 FACTORY: Any = vars(collections.defaultdict)["default_factory"]
@@ -34,6 +35,11 @@ PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType
 # Constants that are the same in every place where they are found (a float may be a learning rate).
 SIMPLE = frozenset((str, int, bool, type(None), type(ABSENT)))
 UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
+
+
+def may_be_asked_for(value: Any) -> bool:
+    """Whether it may be one that a block is given (``x is Config.first``): such a read is logged everywhere."""
+    return type(value) is TensorProxy or type(value) in CONTAINERS or is_kind(value, (tuple, torch.nn.Module))
 
 
 @dataclass

@@ -27,7 +27,7 @@ from ..heap.class_attributes import ClassAttributes
 from ..heap.data import assign_data
 from ..heap.heap import OWN, WHOLE
 from ..heap.objects import Objects
-from ..heap.records import HEAP_TYPE, UNREAD, Record, raw_dict
+from ..heap.records import HEAP_TYPE, UNREAD, Record, may_be_asked_for, raw_dict
 from ..heap.slots import Slots
 from ..hook import ABSENT, Entry, own_attributes
 from ..tensors.tensors import TensorOperations
@@ -89,7 +89,7 @@ class Attributes(Slots):
                 self.on_type(cls, name)
 
     def heard(self, name: str, value: Any, cls: type) -> None:
-        if self.heap.listening:
+        if self.heap.listening or may_be_asked_for(value):
             self.heap.read("class", self.of_classes, (cls, name), value)
 
     def class_now(self, _: Any, key: tuple[type, str], then: Any) -> Any:

@@ -28,7 +28,7 @@ from ..guards.sources import Part, Static
 from ..heap.heap import OWN, WHOLE
 from ..heap.lifetimes import named
 from ..heap.objects import Objects
-from ..heap.records import Record
+from ..heap.records import Record, may_be_asked_for
 from ..heap.walks import Walks
 from ..hook import ABSENT
 from ..hook.signals import WAITING, stop_for_signals
@@ -45,7 +45,7 @@ from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values import tracebacks
 from ..values.numbers import Number
-from ..values.values import Break, SymbolicObject, decided_by_data
+from ..values.values import Break, SymbolicObject, decided_by_data, proxies_in
 from .attributes import Attributes
 from .calls import Calls
 from .caught import raised_in_c, tells_of_tracing
@@ -102,6 +102,7 @@ class TrackingDomain(Operators, Containers):
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
         self.entered_defaults: dict[int, Any] = {}  # by id of a default argument: what stands for it
+        self.default_reads: dict[types.FunctionType, list[Any]] = {}
         self.root_stack: list[Any] = []
         self.root_pc = 0
         self.root_handled: BaseException | None = None
@@ -341,6 +342,7 @@ class TrackingDomain(Operators, Containers):
         if function is Number.refuse:  # which stands for the methods of a number that Python would ask
             return function(*args)
         self.guard_function(function)
+        self.heap.events += self.default_reads.get(function, ())
         frame = self.bind(function, args, kwargs)
         if frame.code.co_flags & inspect.CO_VARKEYWORDS:
             self.objects.made(frame.locals[frame.program.n_bound - 1])
@@ -384,9 +386,13 @@ class TrackingDomain(Operators, Containers):
         for label, value in (*enumerate(defaults or ()), *items):
             place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
             if issubclass(type(value), torch.Tensor) or (type(value) is tuple and not source.static):
-                self.entered_defaults[id(value)] = self.objects.enter(value, place)
+                entered = self.entered_defaults[id(value)] = self.objects.enter(value, place)
             else:
-                self.objects.enter(value, place if named(value) else Static(place.name, value))
+                entered = self.objects.enter(value, place if named(value) else Static(place.name, value))
+                if proxies_in((entered,)):
+                    self.entered_defaults[id(value)] = entered
+            if may_be_asked_for(entered):
+                self.default_reads.setdefault(function, []).append(("default", function, label, entered))
 
     def make_function(
         self, frame: Frame, code: Any, defaults: Any, kwdefaults: Any, annotations: Any, closure: Any

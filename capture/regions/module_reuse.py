@@ -41,7 +41,7 @@ Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, wha
 AGAIN = frozenset(("entry", "whole", "tensor"))  # reads that another module's are compared with
 # those of what both read
 SHARED = frozenset(
-    ("cell", "context", "value", "class", "switch", "defaults", "function", "answer", "looked")
+    ("cell", "context", "value", "class", "switch", "default", "defaults", "function", "answer", "looked")
 )
 CONTAINERS = frozenset((*DICTS, *LISTS))
 COMPARED_BY_TEXT = ATOMS - {torch.SymInt, torch.SymFloat, torch.SymBool}
