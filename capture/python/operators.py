@@ -190,8 +190,8 @@ class Operators(Membership):
         for kind in (int, float):
             if issubclass(type(value), kind):  # a member of an IntEnum: the number that it is
                 plain = kind.__pos__(value)
-                sides = (left, plain) if sides[0] else (plain, right)
-                return self.compare(op, *sides) if compares else self.binary(op, *sides)
+                operands = (left, plain) if sides[0] else (plain, right)
+                return self.compare(op, *operands) if compares else self.binary(op, *operands)
         if not methods:
             return ABSENT
         if issubclass(type(value), SEQUENCES):
