@@ -179,14 +179,16 @@ class Operators(Membership):
             names = [f"__i{stem}__"] * op.endswith("=") + [f"__{stem}__"]
         else:
             names = [f"__r{stem}__"]
-        if sides[0] and type_of(left) is float and issubclass(type(value), int):
+        own = compares or hasattr(float, f"__{stem}__")
+        if own and sides[0] and type_of(left) is float and issubclass(type(value), int):
             names = []  # (a float knows ints)
         self.attributes.rely_on(type(value), *names)
         methods = [(name, method) for name in names if (method := special(type(value), name)) is not None]
         for name, method in methods:
             answer = self.call_special(method, value, [right if sides[1] else left])
             if answer is not NotImplemented:
-                return self.objects.made(answer) if name == names[0] else not self.truth(answer)
+                inverted = op == "!=" and name == "__eq__"
+                return not self.truth(answer) if inverted else self.objects.made(answer)
         for kind in (int, float):
             if issubclass(type(value), kind):  # a member of an IntEnum: the number that it is
                 plain = kind.__pos__(value)
