@@ -179,7 +179,7 @@ class Operators(Membership):
             names = [f"__i{stem}__"] * op.endswith("=") + [f"__{stem}__"]
         else:
             names = [f"__r{stem}__"]
-        own = compares or hasattr(float, f"__{stem}__")
+        own = compares or f"__{stem}__" in vars(float)
         if own and sides[0] and type_of(left) is float and issubclass(type(value), int):
             names = []  # (a float knows ints)
         self.attributes.rely_on(type(value), *names)
