@@ -25,7 +25,6 @@ NAMES = {
     "torch._C._get_deterministic_algorithms": "a reader of global state",
     "torch.autograd.forward_ad._current_level": "whether forward-mode gradients are on, which ours has not",
     "torch._C._get_privateuse1_backend_name": "a reader of global state",
-    "torch._C._get_warnAlways": "a setting that tracing changes for itself",
     "torch._C._get_tracing_state": "whether torch.jit.trace runs",
     "torch._C._is_autocast_available": "a reader of global state",
     "torch._C._is_torch_function_mode_enabled": "a reader of global state",
