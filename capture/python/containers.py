@@ -373,8 +373,7 @@ class Containers(WrittenValues):
             value.refuse("the items")
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
-            loops = self.loops
-            loops.sized.refuse(iterator, "in a builtin")
+            self.loops.sized.refuse(iterator, "in a builtin")
         self.iterators.takes(value, iterator)
         native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)
