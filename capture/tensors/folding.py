@@ -1,5 +1,4 @@
-"""Branches on tensors that are made of constants alone (a mask of positions), and numbers that are read from them: they
-are computed while tracing.
+"""Branches on tensors that are made of constants alone (a mask of positions): their truth is computed while tracing.
 
 Nothing is guarded for it: the operators and their arguments are written in the graph, so they give the same each call.
 Sizes that vary are no constants; neither is anything that is random, or that the step writes to in place.
@@ -8,7 +7,6 @@ Sizes that vary are no constants; neither is anything that is random, or that th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +22,8 @@ MAX_ELEMENTS = 1 << 20  # of each result
 PURE = frozenset(
     "all any arange argmax argmin amax amin count_nonzero cummax cummin cumprod cumsum diff diagonal eq expand "
     "expand_as flip full full_like ge gt is_nonzero isfinite isin isinf isnan le linspace logical_and logical_not "
-    "logical_or logical_xor lt masked_fill max min ne ones ones_like outer prod repeat roll searchsorted stack sum "
-    "tensor to tril tril_indices triu triu_indices unbind unique_consecutive where zeros zeros_like".split()
+    "logical_or logical_xor lt masked_fill max min ne ones ones_like outer prod repeat roll searchsorted stack sum to "
+    "tril tril_indices triu triu_indices unbind unique_consecutive where zeros zeros_like".split()
 )
 
 
@@ -35,16 +33,6 @@ class Varies(Exception):
 
 def constant_truth(value: fx.Node) -> bool | None:
     """``bool(value)`` if it is the same in each call, else None. value: the node of a tensor of one element."""
-    return constant(value, bool)
-
-
-def constant_number(value: fx.Node) -> Any:
-    """``value.item()`` in the same way."""
-    return constant(value, torch.Tensor.item)
-
-
-def constant(value: fx.Node, read: Callable[[torch.Tensor], Any]) -> Any:
-    """What Python reads from a tensor if it is the same in each call, else None."""
     try:
         needed = computed_of([value], constant_operands)
         if len(needed) > MAX_NODES:
@@ -53,7 +41,7 @@ def constant(value: fx.Node, read: Callable[[torch.Tensor], Any]) -> Any:
         if any(not needed.isdisjoint(computed_of([target])) for target in written):
             return None
         with torch.no_grad():
-            return read(computed(value, {}))
+            return bool(computed(value, {}))
     except Varies:
         return None
     except Exception:  # whatever it is, the step itself will meet it
