@@ -62,7 +62,8 @@ class Assumptions:
     compiling_for: file and name of the functions to which ``is_compiling()`` answers True.
     deciding: places of numbers on which a branch went another way in a later call.
     unrolled: loops over ranges, branches, max() and min(), that cannot be recorded as one node, or of whose result more
-    is asked (``Bound``, ``Either``); lengths: sizes that were constants (``FewSizes``); blockers: the graph break that says why, for those in which it stands; split: the
+    is asked (``Bound``, ``Either``); lengths: sizes that were constants (``FewSizes``); blockers: the graph break that
+    says why, for those in which it stands; split: the
     same for loops over hits in which a graph ends. by_number, not_by_number: loops over hits that are taken as one
     iteration for each expert, and those that this does not help.
     options: what the callable was captured with.

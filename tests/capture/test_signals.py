@@ -110,19 +110,19 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         self.handled: list[tuple[int, bool]] = []
         self.left = list(numbers)
-        on_fakes = TensorOperations.on_fakes
+        computed = TensorOperations.computed
 
         def sends(*args, **kwargs):
             self.inside = True
             try:
                 while self.left:
                     signal.raise_signal(self.left.pop(0))
-                return on_fakes(*args, **kwargs)
+                return computed(*args, **kwargs)
             finally:
                 self.inside = False
 
         self.inside = False
-        monkeypatch.setattr(TensorOperations, "on_fakes", sends)
+        monkeypatch.setattr(TensorOperations, "computed", sends)
 
     def notes(self, number, frame) -> None:
         self.handled.append((number, self.inside))

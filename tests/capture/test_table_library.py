@@ -486,7 +486,7 @@ TABLE = {
     logging_lazy: None,
     fpartial: None,
     fcached: None,
-    flru: ("cached function", "outside of the step"),
+    flru: None,
     fsingle: None,
     fwraps: None,
     freduce: None,
