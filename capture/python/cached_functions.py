@@ -38,9 +38,9 @@ class CachedFunctions(CallParts):
         if function.__module__ in OF_SIZES and any(is_kind(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
             return self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
-        args = [self.domain.sizes.constants(a) for a in args]
-        kwargs = {name: self.domain.sizes.constants(a) for name, a in kwargs.items()}
-        if not all(natives.is_plain(a, self.known) or self.is_asked_with(a) for a in (*args, *kwargs.values())):
+        sizes = self.sizes
+        args, kwargs = [*map(sizes.constants, args)], {name: sizes.constants(a) for name, a in kwargs.items()}
+        if not all(map(self.is_asked_with, (*args, *kwargs.values()))):
             raise Break(
                 "cached function",
                 f"{name_of(function)} is called with arguments that are not plain",
@@ -55,7 +55,11 @@ class CachedFunctions(CallParts):
         return self.from_cache(functools.partial(called, function, tuple(args), kwargs), name_of(function))
 
     def is_asked_with(self, value: Any) -> bool:
-        """Whether a cache may be asked with the object, as its class hashes and compares it."""
+        """Whether a cache may be asked with the object, as its class hashes and compares it, or with such ones."""
+        if natives.is_plain(value, self.known):
+            return True
+        if type(value) is tuple:
+            return all(map(self.is_asked_with, value))
         return is_key(self.domain, value) and (not has_own_hash(value) or follows(self.domain, value, None))
 
     def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool, key: tuple) -> None:

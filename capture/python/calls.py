@@ -102,7 +102,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
         self.messages, self.bars, overrides = Messages(domain), Bars(domain), Overrides(self)
-        self.streams = Streams(domain)
+        self.streams, self.sizes = Streams(domain), domain.sizes
         self.overridden, self.overriding = overrides.answer, overrides.among
         self.inference, self.transforms = InferenceModes(domain), FunctionTransforms(domain, self.call)
         self.builtins: dict[Any, Callable[..., Any]] = {

@@ -371,7 +371,8 @@ class Containers(WrittenValues):
             value.refuse("the items")
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
-            self.loops.sized.refuse(iterator, "in a builtin")
+            loops = self.loops
+            loops.sized.refuse(iterator, "in a builtin")
         self.iterators.takes(value, iterator)
         native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)

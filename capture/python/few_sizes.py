@@ -32,11 +32,11 @@ class FewSizes:
 
     def constant(self, value: Any) -> Any:
         """The value, or its number in this call under a guard."""
-        frame, numbers = self.domain.frame, self.domain.tensors.numbers
-        found = numbers.formula_of_size(value) if type(value) is torch.SymInt and frame is not None else None
+        frame, domain = self.domain.frame, self.domain
+        found = domain.numbers.formula_of_size(value) if type(value) is torch.SymInt and frame is not None else None
         if found is None or frame is None:
             return value
-        tensors = {p.source for p in self.domain.tensors.inputs if is_kind(p.real, torch.Tensor)}
+        tensors = {p.source for p in domain.tensors.inputs if is_kind(p.real, torch.Tensor)}
         if not tensors.issuperset(found[1]) or not self.takes((frame.code, frame.pc), today(value)):
             return value
         return int(value)

@@ -6,6 +6,7 @@ order they stand nobody knows, and a number has no hash: what asks for these is 
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -24,11 +25,11 @@ MOST = 16  # items; each is compared with each
 class OpenSet(SymbolicObject, named="set"):
     """A set or frozenset of them. items: without those that are equal to an earlier one, as they came."""
 
-    __slots__ = ("domain", "items", "kind")
+    __slots__ = ("domain", "items", "kind", "objects")
     kind: type
 
     def __init__(self, domain: Parts, kind: type, items: Iterable[Any]):
-        self.domain, self.kind = domain, kind
+        self.domain, self.objects, self.kind = domain, domain.objects, kind
         self.items: list[Any] = []
         for item in items:
             self.put(item)
@@ -51,11 +52,26 @@ class OpenSet(SymbolicObject, named="set"):
             "ask for its length, or for what is in it; or make it behind the step",
         )
 
+    def attribute(self, name: str) -> Any:
+        if name not in ("add", "pop") or self.kind is not set:
+            self.refuse(name)
+        return self.objects.made(SetMethod(self, name))
+
+    def pop(self) -> Any:
+        """Its only item; an empty one raises what Python does."""
+        if len(self.items) > 1:
+            self.refuse("the order")
+        self.objects.touch(self, lets_go=False)
+        return self.items.pop() if self.items else set().pop()
+
+    def add(self, item: Any) -> None:
+        self.objects.touch(self, lets_go=False)
+        self.put(item)
+
     def iterate(self) -> Any:
         if len(self.items) > 1:
             self.refuse("the order")
-        objects = self.domain.objects
-        return objects.made(iter(self.items))
+        return self.objects.made(iter(self.items))
 
     def length(self) -> int:
         return len(self.items)
@@ -64,18 +80,36 @@ class OpenSet(SymbolicObject, named="set"):
         return bool(self.items)
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
-        other, objects = right if left is self else left, self.domain.objects
+        other = right if left is self else left
         if op not in ("==", "!="):
             self.refuse(op)
         if not issubclass(type_of(other), (set, frozenset)):
             return op == "!="
-        held = other.items if type(other) is OpenSet else objects.contents(other)
+        held = other.items if type(other) is OpenSet else self.objects.contents(other)
         return (len(held) == len(self.items) and all(map(self.contains, held))) is (op == "==")
 
     def expression(self, emitter: Any) -> str:
         if any(type(item) is Number and item.node is None for item in self.items):
             raise CannotRebuild(f"a {self.kind.__name__} of numbers that vary")
         return f"{emitter.constant(self.kind)}(({''.join(f'{emitter.value(item)}, ' for item in self.items)}))"
+
+
+class SetMethod(SymbolicObject):
+    """``numbers.pop`` or ``numbers.add``, not yet called."""
+
+    __slots__ = ("name", "owner")
+    kind = types.BuiltinMethodType
+
+    def __init__(self, owner: OpenSet, name: str):
+        self.owner, self.name = owner, name
+
+    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != (self.name == "add"):
+            self.owner.refuse(self.name)
+        return self.owner.add(*args) if args else self.owner.pop()
+
+    def expression(self, emitter: Any) -> str:
+        return f"{emitter.value(self.owner)}.{self.name}"
 
 
 def varies(domain: Parts, item: Any) -> bool:
@@ -115,8 +149,7 @@ class Sets(Parts):
 
     def set_add(self, target: Any, value: Any) -> None:
         if type(target) is OpenSet:
-            self.objects.touch(target, lets_go=False)
-            target.put(value)
+            target.add(value)
             return
         if self.objects.is_new(target) and len(target) <= 1 and (found := open_set(self, set, [*target, value])):
             self.objects.touch(target, lets_go=False)

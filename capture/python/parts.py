@@ -149,6 +149,7 @@ class CallParts:
     gradients: Gradients
     guards: GuardRecorder
     streams: Any  # ``streams.Streams``
+    sizes: Any  # ``few_sizes.FewSizes``
     functions: dict[Any, Callable[..., Any]]  # what answers for a function of Python's or torch's
     # what other families define
     init_container: Callable[..., None]

@@ -29,11 +29,11 @@ class SizedRows:
 
     def rows(self, proxy: TensorProxy) -> TensorRows | None:
         """What iterates over a tensor whose length is a symbol; None where it is taken as it is in this call."""
-        frame, length = self.domain.frame, proxy.fake.shape[0]
+        domain, frame, length = self.domain, self.domain.frame, proxy.fake.shape[0]
         if frame is None or torch_private.depends_on_values(length):
             return TensorRows(proxy)
         site, rows = (frame.code, frame.pc), today(length)
-        if site in self.unrolled and rows <= MANY and self.domain.sizes.takes(site, rows):
+        if site in self.unrolled and rows <= MANY and domain.sizes.takes(site, rows):
             return None
         return TensorRows(proxy, site=site)
 

@@ -92,6 +92,11 @@ def doubled(key):
     return key.number * 2
 
 
+@functools.lru_cache(None)
+def doubled_in(keys, more=()):
+    return sum(key.number * 2 for key in keys if not isinstance(key, str)) + len(more)
+
+
 class Layer(torch.nn.Module):
     def __init__(self, key):
         super().__init__()
@@ -108,6 +113,7 @@ class Held:
 
 def outcomes(step, make, changed):
     doubled.cache_clear()
+    doubled_in.cache_clear()
     held, kept, found = Held(), {}, []
     layers = torch.nn.ModuleList([Layer(make(number)) for number in (1, 2, 3)])
     for call, number in enumerate((1, 1, 2, 2, 1, 1, 3, 2)):
@@ -140,13 +146,20 @@ def made_in_the_step(x_D, held, layers, make):
     return (x_D * doubled(make(3))).sum() + doubled(make(2))
 
 
+def in_a_tuple(x_D, held, layers, make):
+    keys = ("a", held.key, layers[1].key)
+    return (x_D * doubled_in(keys)).sum() + doubled_in((), more=((make(1), 2), held.key))
+
+
 def changed_in_the_step(x_D, held, layers, make):
     if type(held.key) is OfAnother:
         held.key.number = 5
     return (x_D * doubled(held.key)).sum()
 
 
-STEPS = (changed_in_the_step, held_by_an_object, held_by_layers, held_by_checkpointed_layers, made_in_the_step)
+STEPS = (
+    changed_in_the_step, held_by_an_object, held_by_layers, held_by_checkpointed_layers, made_in_the_step, in_a_tuple,
+)  # fmt: skip
 
 
 @pytest.mark.share(20)

@@ -46,6 +46,11 @@ USES = {
     "unions": "found.append(list(s | {1, 9}))",
     "methods": "found.append(list(s.union([2, 17])))",
     "added to": "s.add(17) if type(s) is set else None; found.append(len(s))",
+    "taken out": "(found.append((s.pop(), len(s), n in s)) if type(s) is set else None)",
+    "taken and put": "t = s if type(s) is set else set(); f = t.add; f(n); found += [len(t), len(t) == 1 and t.pop()]",
+    "all taken out": "found += [s.pop() if type(s) is set else 0 for _ in range(len(s))] if len(s) == 1 else []",
+    "none left": "\n    try: found.append((s.pop(), s.pop()) if type(s) is set and len(s) == 1 else 0)\n"
+    "    except KeyError as error: found.append(str(error))",
     "returned": "found.append(s)",
     "behind a break": "float(x.sum()); print(end='', flush=True); found += [len(s), s]",
     "a key": "found.append(len({frozenset(s): 1}))",
@@ -95,7 +100,8 @@ def test_as_plain_python(items, use):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_equal_is_a_guard_and_no_break(form):
-    step = capture(made("x.shape[0], n + 1", form, "assert len(s) == 1"), backend="eager")
+    use = "assert len(s) == 1; found.append(s.pop() if type(s) is set else 0)"
+    step = capture(made("x.shape[0], n + 1", form, use), backend="eager")
     for rows in range(4, 12):
         step(torch.ones(rows, 3), rows - 1)
     assert stats(step).breaks == 0 and stats(step).hits >= 5
