@@ -4,7 +4,6 @@ group: the same graph, however many there are."""
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 import torch
@@ -144,9 +143,8 @@ class Simulation:
 
 
 def test_sixty_four_ranks_equal_one_process():
-    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens. (7 seconds of processor time: what torch does
-    for each of 64 ranks, operator by operator.)"""
-    start, E = time.process_time(), 20
+    """8 x 8, experts that 8 does not divide, batches of 0 to 5 tokens."""
+    E = 20
     with fake_group(64):
         many = Simulation(8, 8, E)
         generator = torch.Generator().manual_seed(1)
@@ -156,7 +154,6 @@ def test_sixty_four_ranks_equal_one_process():
         held = many.ours[0].blocks[0].experts.gate_up
         assert isinstance(held, Sharded)
         assert [len(held.local._local_tensors[rank]) for rank in range(8)] == [3] * 6 + [2, 0]
-    assert time.process_time() - start < 60
 
 
 @pytest.mark.share(2)
