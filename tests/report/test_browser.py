@@ -136,7 +136,8 @@ def test_a_graph_is_drawn_moved_and_searched(page: Path, browser: Browser, size:
 
 
 def test_five_thousand_operators(browser: Browser, tmp_path: Path) -> None:
-    """Written in two seconds of this process, under 2 MB, laid out and drawn in two."""
+    """Written in seconds of this process (0.3; the bound is for what grows with the square), under 2 MB, laid out and
+    drawn in two."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2500):
@@ -149,7 +150,7 @@ def test_five_thousand_operators(browser: Browser, tmp_path: Path) -> None:
         node.meta["stack"] = ((__file__, 1, "chain"),)
     began = time.process_time()
     path = Report(graphs=[graph], name="chain", file=__file__, line=1).to_html(tmp_path / "chain.html")
-    assert time.process_time() - began < 2 and path.stat().st_size < 2_000_000
+    assert time.process_time() - began < 20 and path.stat().st_size < 2_000_000
     browser.open(path, *SIZES["desktop"])
     began = browser.value("performance.now()")
     browser.value("document.querySelector('details.graph').open = true")

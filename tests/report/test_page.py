@@ -130,7 +130,8 @@ def test_long_unmarked_runs_are_folded() -> None:
 
 
 def test_thousands_of_guards_stay_small_and_quick(report: Report) -> None:
-    """As of a model of 24 layers. A row is made when somebody looks; the data of each is there, once."""
+    """As of a model of 24 layers. A row is made when somebody looks; the data of each is there, once. (0.7 s; the
+    bound is for what grows with the square, not for slow machines.)"""
     report.guards = [
         Guard(f"L['model'].layers[{i}].weight", "float32[8, 8] on cpu, requires grad", report.file, i % 9 + 1, 2.0)
         for i in range(4000)
@@ -138,7 +139,7 @@ def test_thousands_of_guards_stay_small_and_quick(report: Report) -> None:
     report.guards += [Guard(f"G(m{i})['x']", "== 1", report.file, 1) for i in range(40)]
     began = time.process_time()
     html = page([report])
-    assert time.process_time() - began < 5 and len(html) < 1_000_000
+    assert time.process_time() - began < 50 and len(html) < 1_000_000
     text = "".join(parse(html).text)
     data = json.loads(text[text.rindex('{"places":') : text.rindex("}") + 1])
     assert len(data["rows"]) == 4040 and [2, 4.0] == data["rows"][0][3:]
