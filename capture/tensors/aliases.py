@@ -25,7 +25,7 @@ from ..heap.heap import Heap
 from ..torch_facts import torch_private
 from ..torch_facts.spans import PLAIN
 from ..torch_facts.torch_fakes import FakeWorld
-from ..values.values import TensorProxy
+from ..values.values import Break, TensorProxy
 from .overlaps import guard_overlaps
 
 FEW_PAIRS = 16  # more of them are one guard, which says a little too much
@@ -40,17 +40,30 @@ class Aliases:
         self.together: set[str] = set()
         self.begun: list[tuple[TensorProxy, float]] = []  # with how often each had been written into by then
         self.met: dict[int, list[TensorProxy]] = {}  # by id of the real tensor: its inputs, most often one
+        self.bases: set[int] = set()  # by id: of which tensors inputs are views
+        self.switched: set[int] = set()  # by id: inputs of which the step sets whether they require gradients
 
     def met_first(self, proxy: TensorProxy) -> None:
         """A new input."""
         if is_kind(proxy.real, torch.Tensor):
             self.begun.append((proxy, self.world.writes_into(proxy.fake)))
             self.met.setdefault(id(proxy.real), []).append(proxy)
+            if (base := base_of(proxy.real)) is not None:
+                self.bases.add(id(base))
+
+    def switch(self, proxy: TensorProxy) -> None:
+        """The step sets whether an input requires gradients: what is a view of it shows that flag, too."""
+        if id(proxy.real) in self.bases:
+            raise of_a_view()
+        if proxy.source is not None:
+            self.switched.add(id(proxy.real))
 
     def known(self, real: torch.Tensor, source: Source) -> TensorProxy | None:
         """The input that a place leads to, if there is one that may stand for it: that it does is a guard."""
         found = self.met.get(id(real))
         if found is None:
+            if self.switched and id(base_of(real)) in self.switched:
+                raise of_a_view()
             return None
         for proxy in found:
             if proxy.source is not None and is_same_place(proxy.source, source):
@@ -121,7 +134,8 @@ class Aliases:
                     self.all_distinct([*seen, other])
             self.none_of(seen, fixed)
             self.none_of(others, [p for p in fixed if id(p) in told])
-        if self.written() or any(is_gradient(p.source) for p, _ in self.begun):  # (backward adds to those in place)
+        changed = self.written() or self.switched
+        if changed or any(is_gradient(p.source) for p, _ in self.begun):  # (backward adds to those in place)
             guard_overlaps(self.guards, [p for p, _ in self.begun])
 
     def all_distinct(self, inputs: list[TensorProxy]) -> None:
@@ -134,6 +148,15 @@ class Aliases:
         for proxy in inputs if held else ():
             assert proxy.source is not None
             self.guards.check("none_of", proxy.source, held, text="is none of the static tensors")
+
+
+def base_of(real: Any) -> torch.Tensor | None:
+    return real._base if type(real) in PLAIN else None
+
+
+def of_a_view() -> Break:
+    """A fake knows nothing of the input that it is a view of."""
+    return Break("Tensor.requires_grad_", "another tensor of the step is a view of this one", "call it outside")
 
 
 def kind_of(real: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from ..heap.heap import Heap
 from ..heap.objects import Objects
 from ..torch_facts.torch_fakes import FakeWorld
 from ..values.values import Operations, TensorProxy
+from .aliases import Aliases
 from .graphs import GraphWriter
 
 
@@ -127,6 +128,7 @@ class TensorOperators(Operations, Protocol):
     guards: GuardRecorder
     whole_step: bool
     recomputes: bool
+    aliases: Aliases
     inputs: list[TensorProxy]
     proxies: dict[int, TensorProxy]
     of_fake: dict[int, TensorProxy]

@@ -84,8 +84,8 @@ class TensorOperations:
         self.foreign = ForeignMemory()
         self.uncounted: set[int] = set()  # storages of tensors whose .data was read
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
-        self.gradients = Gradients(self, whole_step)
         self.aliases = Aliases(guards, world)
+        self.gradients = Gradients(self, whole_step)
         self.layouts = Layouts(self.gradients.heap)
         self.numbers = Numbers(self)
         self.texts = Texts(self)

@@ -7,8 +7,9 @@ iteration.
         y[0, 0] += 0 * sum(p.sum() for p in expert.parameters())  # or y = y + expert(torch.zeros(1, d)), without biases
 
 What is added is 0 or NaN, whatever the parameters are: added before or after the rows of other experts, it leaves the
-same sum (but for the sign of a zero). So the iterations of the experts with rows stand one after another, and are
-proven as if nothing stood between them; what is added for the others stays as it was written, with its condition.
+same sum (but for the sign of a zero); rows that are *set* would lose it. So the iterations of the experts with rows
+stand one after another, and are proven as if nothing stood between them; what is added for the others stays as it was
+written, with its condition.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, only_computes
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.out_of_place import alike
-from moebius.lowering.experts.unrolled_loops import added_rows, adds_to_rows, chased, is_branch, place_of
+from moebius.lowering.experts.unrolled_loops import (
+    accumulates,
+    added_rows,
+    adds_to_rows,
+    chased,
+    is_branch,
+    place_of,
+)
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import ELEMENTWISE, Call, call_name, given_to, loop_body, read_call
 from moebius.lowering.values import apply, certain
@@ -145,7 +153,8 @@ def move(node: fx.Node, base: fx.Node, storage: Storage) -> None:
         if later in sums or not any(storage.share(one, name) for one in later.all_input_nodes for name in sums):
             continue
         zeros, place = sum_of(later), place_of(later)
-        if place is not None and zeros is None and (place.base in sums or chased(place.base) in sums):
+        adds = place is not None and zeros is None and accumulates(place.inner)
+        if place is not None and adds and (place.base in sums or chased(place.base) in sums):
             last = later
         elif zeros not in sums:
             break

@@ -193,6 +193,14 @@ def added_rows(node: fx.Node) -> fx.Node | None:
     return value if taken is not None and taken.name == "getitem" and taken["input"] is node.args[0] else None
 
 
+def accumulates(node: fx.Node) -> bool:
+    """Whether one of PLACES adds its rows to those that are there: others replace them."""
+    call = read_call(node)
+    if call is None or call.name == "index_copy" or (call.name == "index_put" and not call["accumulate"]):
+        return False
+    return node.target not in SETS or added_rows(node) is not None
+
+
 def groups(graph: fx.Graph) -> list[list[fx.Node]]:
     """Accumulations into one sum, in order, two or more; each of the same line of the program."""
     chains: dict[Any, list[fx.Node]] = {}
