@@ -470,18 +470,18 @@ class TensorOperations:
         self.on_fakes(operator.setitem, (proxy, at, value), {})
         self.writer.call(operator.setitem, proxy, key, value)
 
-    def rows(self, proxy: TensorProxy) -> list[Any]:
+    def rows(self, proxy: TensorProxy) -> tuple[Any, ...]:
         """The rows that iterating over the tensor gives, when their number is known."""
         refuse_doubtful(self.world, "iter", (proxy,))
         if proxy.fake.dim() == 0:
             raise TypeError("iteration over a 0-d tensor")
-        return list(self.function(torch.unbind, (proxy, 0), {}))
+        return tuple(self.function(torch.unbind, (proxy, 0), {}))
 
-    def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
+    def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> tuple[Any, ...]:
         """``a, b = tensor``."""
         if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             as_many = self.symbolic_truth(proxy.fake.shape[0] == count)
-            return list(self.function(torch.unbind, (proxy, 0), {})) if as_many else []
+            return tuple(self.function(torch.unbind, (proxy, 0), {})) if as_many else ()
         return self.rows(proxy)
 
     def with_flags(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
