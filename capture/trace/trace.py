@@ -155,7 +155,9 @@ class Trace:
 
         The parts refer to one another: without this, the first batch would live until a garbage collection.
         """
-        self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
+        machine = self.machine
+        machine.frame, machine.exc_item = None, [None, None]  # generators that die now ask it
+        machine.propagating = machine.clean = None
         self.heap.release()
         for part in (self.domain.blocks, self.domain.iterations, self.domain, self.objects, self.tensors):
             if part is not None:
@@ -164,7 +166,7 @@ class Trace:
         self.world.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), DeferredState([])
-        self.frame, self.result, self.recorder, self.stopped = None, None, None, []
+        self.frame, self.result, self.recorder, self.handled, self.stopped = None, None, None, None, []
 
     # ------------------------------------------------------------------------------------------------------------------
     # Where the user's program is
