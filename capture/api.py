@@ -113,8 +113,13 @@ def capture_with(options: Options, target: Any) -> Any:
         call = type(target).__call__
         if isinstance(call, types.FunctionType):
             return types.MethodType(capture_function(call, options), target)
+        if captured_of(call) is not None:
+            raise NotCapturableError(
+                f"{type(target).__name__}.__call__ is captured already, for all its objects; call the object itself"
+            )
         raise NotCapturableError(
-            f"capture got a {type(target).__name__} that is written in C; capture the Python function that calls it"
+            f"capture got a {type(target).__name__} that is written in C, or is called by what is no Python function; "
+            "capture the Python function that calls it"
         )
     raise NotCapturableError(
         f"capture needs a function, a bound method or an nn.Module, not {type(target).__name__} {target!r:.60}"
@@ -131,7 +136,7 @@ def capture_function(function: Any, options: Options) -> Any:
     why = traceable(function)
     if why is not None:
         raise NotCapturableError(
-            f"{function.__qualname__} is a {why}; capture the function that it calls for each step"
+            f"{function.__qualname__} is {why}; capture the function that it calls for each step"
         )
     captured = Captured(function, options)
     functools.update_wrapper(captured.entry, function)
@@ -496,6 +501,8 @@ def marked(native: Any) -> Any:
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
     """The size of ``tensor`` along ``dim`` varies from call to call: capture it as a symbol the first time already."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OptionError(f"mark_dynamic: not a tensor, but {type(tensor).__name__} {tensor!r:.60}")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():

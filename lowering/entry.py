@@ -111,6 +111,8 @@ def check_options(options: LoweringOptions) -> None:
             f"backend={name_of(options.backend)!r} runs the captured graph as it is, so experts cannot be placed on "
             "a mesh; use backend='moebius' or leave mesh=None"
         )
+    if options.mesh is None and options.plan != "auto":
+        raise LoweringError(f"plan={options.plan!r:.60} says how experts lie on a mesh; give mesh=, too")
     if options.mesh is not None:
         from moebius.lowering.distribution import DistributionError, resolve_plan  # torch.distributed: only with a mesh
 

@@ -574,10 +574,10 @@ def traceable(function: Any) -> str | None:
     """Why a function's frames cannot be captured at all, or None."""
     flags = function.__code__.co_flags
     if flags & 0x20:
-        return "generator function"
+        return "a generator function"
     if flags & 0x200:
-        return "asynchronous generator function"
+        return "an asynchronous generator function"
     if flags & (0x80 | 0x100):
-        return "coroutine function"
+        return "a coroutine function"
     decode(function.__code__)
     return None

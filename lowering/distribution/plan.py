@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.planner.traffic import Bytes, RegionShape, expected_bytes
 
@@ -71,10 +73,12 @@ class Plan:
 
 def resolve_plan(plan: Any, mesh: Any) -> Plan:
     """The plan that ``plan=`` asks for on this mesh: "auto", or a Plan, whose ranks are set from the mesh."""
-    if plan == "auto":
+    if not isinstance(mesh, DeviceMesh):
+        raise DistributionError(f"mesh={mesh!r:.60} is no DeviceMesh; torch.distributed's init_device_mesh makes one")
+    if not isinstance(plan, Plan):
+        if plan != "auto":
+            raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
         plan = Plan(axis=choose_axis(mesh))
-    elif not isinstance(plan, Plan):
-        raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
     if type(plan.chunks) is not int or plan.chunks < 1:
         raise DistributionError(f"the plan's chunks={plan.chunks!r}: use a number of 1 or more")
     axis = plan.axis_index(mesh)

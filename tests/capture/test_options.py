@@ -78,6 +78,8 @@ def test_mark_dynamic():
     assert stats(captured).graphs == 1
     with pytest.raises(OptionError, match="no dimension 3"):
         mark_dynamic(torch.ones(2), 3)
+    with pytest.raises(OptionError, match="not a tensor, but list"):
+        mark_dynamic([1], 0)
 
 
 def test_modules_and_methods_stay_what_they_are():
@@ -122,6 +124,12 @@ def test_methods_of_captured_classes_bind():
     assert trainer.step(torch.ones(1)).item() == 5
 
 
+class CapturedCall:
+    @capture
+    def __call__(self, x):
+        return x * 2
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -131,6 +139,7 @@ def test_methods_of_captured_classes_bind():
         (len, "written in C"),
         (Model, "instance"),
         (torch.nn.functional.linear, "written in C"),
+        (CapturedCall(), "CapturedCall.__call__ is captured already"),
     ],
 )
 def test_what_cannot_be_captured_is_said(target, words):
@@ -161,6 +170,8 @@ def test_asynchronous_generators_are_refused():
         {"precision": "fp8", "backend": "eager"},
         {"precision": "grad_down=fp8"},
         {"save": "all"},
+        {"mesh": 3},
+        {"plan": "ep"},
     ],
     ids=str,
 )
