@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo import list_backends
@@ -15,9 +16,10 @@ from torch._dynamo import lookup_backend as find_dynamo_backend
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.fx.passes.split_module import split_module
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils.flop_counter import flop_registry
 
 __all__ = ["DispatchMode", "FakeTensor", "FakeTensorMode", "split_module"]  # torch's, as they are
@@ -206,7 +208,11 @@ def same_size(a: Any, b: Any) -> bool:
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
         first = a.node.expr if isinstance(a, torch.SymInt) else a
         second = b.node.expr if isinstance(b, torch.SymInt) else b
-        return bool(first == second)
+        if first == second:
+            return True
+        # 2 * (s // 2) is s, where the trace found s to be even (asked where it can matter: it takes long)
+        divided = any(isinstance(one, sympy.Basic) and one.has(FloorDiv) for one in (first, second))
+        return divided and statically_known_true(a == b)
     return bool(a == b)
 
 
