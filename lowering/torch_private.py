@@ -19,7 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.fx.passes.split_module import split_module
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Max
 from torch.utils.flop_counter import flop_registry
 
 __all__ = ["DispatchMode", "FakeTensor", "FakeTensorMode", "split_module"]  # torch's, as they are
@@ -214,6 +214,17 @@ def same_size(a: Any, b: Any) -> bool:
         divided = any(isinstance(one, sympy.Basic) and one.has(FloorDiv) for one in (first, second))
         return divided and statically_known_true(a == b)
     return bool(a == b)
+
+
+def same_stride(a: Any, b: Any) -> bool:
+    """The same of strides, which matter where there are rows: torch writes ``Max(1, rows)`` for what they multiply."""
+
+    def plain(stride: Any) -> Any:
+        if not isinstance(stride, torch.SymInt):
+            return stride
+        return stride.node.expr.replace(lambda e: isinstance(e, Max) and 1 in e.args, lambda e: Max(*{*e.args} - {1}))
+
+    return bool(plain(a) == plain(b))
 
 
 def sizes_key(sizes: Sequence[Any]) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from torch import fx
 from moebius.lowering.autocast import autocast_at, autocast_now, casting
 from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.memo import MEMO
-from moebius.lowering.torch_private import fake_mode_of, same_size
+from moebius.lowering.torch_private import fake_mode_of, same_size, same_stride
 
 Where = tuple[str, int, str]
 There = TypeVar("There")
@@ -75,6 +75,25 @@ def is_floating(node: Any) -> bool:
     """Whether it is known to be a tensor of floating point."""
     value = tensor_of(node)
     return value is not None and value.dtype.is_floating_point
+
+
+def memory_order(value: torch.Tensor) -> list[int] | None:
+    """Its axes, the outermost in memory first; None where it is not known to fill its memory."""
+    order: list[int] = []
+    expected: Any = 1
+    while len(order) < value.dim():
+        left = [axis for axis in range(value.dim()) if axis not in order]
+        inner = [a for a in left if same_size(value.shape[a], 1) or same_stride(value.stride(a), expected)]
+        if not inner:
+            return None
+        order.insert(0, inner[-1])
+        expected = expected * value.shape[inner[-1]]
+    return order
+
+
+def lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one shape certainly have the same strides, where these matter."""
+    return all(same_size(n, 1) or same_stride(i, j) for n, i, j in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def same_shape(a: tuple | None, b: tuple | None) -> bool:

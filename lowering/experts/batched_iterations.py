@@ -54,6 +54,8 @@ from moebius.lowering.values import (
     certain,
     dtype_of,
     infer,
+    lie_alike,
+    memory_order,
     nodes_between,
     put_before,
     rank_of,
@@ -542,6 +544,12 @@ class Batched(Builder):
             total = self.before(torch.einsum, f"{text}->{split.result}", total, *(node for node, _ in split.others))
         if total is sum_of_iterations:
             total = self.before(operator.getitem, total, ...)  # it goes with the loop
+        if not lie_alike(value, certain(tensor_of(total))):  # (who reads it may ask for a view that only those allow)
+            order = memory_order(value)
+            if order is None:
+                raise Differ("its result does not fill its memory", self.end)
+            total = self.before("contiguous", self.before(torch.permute, total, tuple(order)))
+            total = self.before(torch.permute, total, tuple(map(order.index, range(len(order)))))
         total.meta["val"] = value
         return total
 

@@ -24,12 +24,13 @@ from moebius.lowering.experts.routing import allowed_indices, is_among, proven_w
 from moebius.lowering.experts.zeros import number_of
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import behind, read_call
-from moebius.lowering.torch_private import assert_holds, same_size
+from moebius.lowering.torch_private import assert_holds
 from moebius.lowering.values import (
     add_call,
     certain,
     dtype_of,
     infer,
+    memory_order,
     put_before,
     rank_of,
     shape_of,
@@ -405,12 +406,7 @@ def give_back(claim: Claim, total: fx.Node | None) -> None:
 def lies_in_rows(value: torch.Tensor) -> bool:
     """Whether it has the strides of the operator's result; ``zeros_like`` of a transposed tensor does not, and who
     reads the sum may ask for a view that only those allow."""
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not same_size(stride, expected) and not same_size(size, 1):
-            return False
-        expected = expected * size
-    return True
+    return memory_order(value) == [*range(value.dim())]
 
 
 def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:

@@ -57,3 +57,39 @@ def test_noticed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "lies_in_rows", lambda value: True)
     layer, x = Layer("hits"), torch.rand(4, 5).t()
     assert capture(layer)(x).stride() != layer(x).stride()
+
+
+# two batched products: how they are written, and views of x that they take
+BATCHED = {
+    "becd": ("becd,edn->becn", "becn,end->becd", (2, 3, -1, 4)),
+    "ebcd": ("ebcd,edn->ebcn", "ebcn,end->ebcd", (3, 2, -1, 4)),
+    "edbc": ("becd,edn->ebcn", "ebcn,end->edbc", (2, 3, -1, 4)),
+    "ecd": ("ecd,edn->ecn", "ecn,end->ecd", (3, -1, 4)),
+    "ted": ("td,edn->ten", "ten,end->ted", (-1, 4)),
+    "tde": ("td,edn->ten", "ten,end->tde", (-1, 4)),
+    "etd": ("td,edn->etn", "etn,end->etd", (-1, 4)),
+}
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("how", BATCHED)
+def test_batched_products(how: str) -> None:
+    up, down, shape = BATCHED[how]
+    first, second = (torch.rand(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, 6), (3, 6, 4)))
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(down, F.silu(torch.einsum(up, x.view(shape), first)), second)
+
+    for rows in (24, 36, 36, 48, 6):
+        x = torch.rand(rows, 4, dtype=torch.float64)
+        plain = layer(x)
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+
+        def flat(x: torch.Tensor, order: list[int] = order) -> torch.Tensor:
+            return layer(x).permute(order).view(-1)
+
+        for step in (layer, flat):
+            torch.testing.assert_close(capture(step)(x), step(x))
+        strides = zip(capture(layer)(x).stride(), plain.stride(), plain.shape, strict=True)
+        assert all(mine == own or size == 1 for mine, own, size in strides)
+    assert [r.lowered for r in explain(layer)(x).expert_regions] == [True]
