@@ -94,10 +94,12 @@ def active_iterations(rows: TensorRows, key: Any) -> ActiveExperts | None:
 
 def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
     """(E, whether it is of ``unique``) of the operator that made the list."""
+    if not is_kind(source.meta["val"], torch.Tensor):
+        return None
     shape = source.meta["val"].shape
     if call.name in ("nonzero", "argwhere"):
         return (shape[0], False) if len(shape) == 1 and is_kind(shape[0], int) else None
-    if call.name != "unique" or call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
+    if call.name != "unique" or call["dim"] is not None:
         return None
     bounds = index_bounds(source)
     if call["sorted"] is False or bounds is None or bounds[0] != 0:

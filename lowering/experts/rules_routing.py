@@ -25,6 +25,7 @@ from moebius.lowering.experts.facts import (
     RowWeight,
     Selection,
     Test,
+    Unknown,
 )
 from moebius.lowering.experts.reader import Reader, negate, rule
 from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index_bounds, index_root
@@ -242,14 +243,16 @@ def positions(reader: Reader, call: Call) -> Fact | None:
 @rule("unique", of=Invariant)
 def unique(reader: Reader, call: Call, fact: Invariant) -> Fact | None:
     """Every expert that occurs, once. Which axes the index has does not matter."""
-    if call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
-        return None
-    if dtype_of(fact.node) not in INTEGERS:
+    if call["dim"] is not None or dtype_of(fact.node) not in INTEGERS:
         return None
     root, bounds = index_root(fact.node), index_bounds(fact.node)
     if bounds is None or bounds[0] < 0:
         return None  # weights[-1] would be the last expert
-    return HitList(Invariant(("outside", root), root), None, column=False) if root.graph is reader.loop.graph else None
+    if root.graph is not reader.loop.graph:
+        return None
+    hits = HitList(Invariant(("outside", root), root), None, column=False)
+    beside = [name for name in ("return_inverse", "return_counts") if call[name]]
+    return Items((hits, *(Unknown(name, call.node) for name in beside))) if beside else hits
 
 
 @rule("bincount", of=Invariant)
