@@ -52,7 +52,7 @@ from ..python.callbacks import InTrace
 from ..python.containers import Pulled
 from ..python.methods import ContextToken
 from ..python.substitutes import HandleNumber, next_number
-from ..regions.loops import RangeRows, TensorRows
+from ..regions.loops import ActiveExperts, RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values import tracebacks
 from ..values.numbers import Number
@@ -293,6 +293,9 @@ class Emitter:
             rows = self.value(value.proxy)
             form = ".numpy()" if value.of_array else ".tolist()" if value.numbers else ""
             return self.assign(value, f"iter({rows}{form})")
+        if kind is ActiveExperts:  # that no loop has begun
+            maker, *operands = value.made
+            return self.assign(value, f"{self.constant(maker)}({', '.join(map(self.value, operands))})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
         if is_kind(value, SymbolicObject):

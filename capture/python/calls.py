@@ -506,6 +506,8 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             start = 1
         if function is reversed:
             return self.reverse(values, kwargs)
+        if function in (enumerate, zip) and (found := self.domain.pairs(function, values, kwargs)) is not None:
+            return found
         if function is itertools.groupby:
             values, kwargs = grouped(self, *values, **kwargs), {}
         for name in natives.ITERABLE_KEYWORDS & kwargs.keys():

@@ -377,6 +377,10 @@ class Containers(WrittenValues):
         native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)
 
+    def pairs(self, maker: Any, values: list, kwargs: dict[str, Any]) -> Any:
+        """What ``enumerate`` or ``zip`` gives of experts that were hit, else None."""
+        return self.loops.pairs(maker, values, kwargs)
+
     def get_yield_from_iter(self, frame: Frame, value: Any) -> Any:
         iterator = super().get_yield_from_iter(frame, value)
         if type(iterator) in ROWS:

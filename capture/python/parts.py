@@ -41,6 +41,8 @@ class RowLoops(Protocol):
 
     def numbers(self, proxy: TensorProxy) -> Any: ...
 
+    def pairs(self, maker: Any, values: list, kwargs: dict[str, Any]) -> Any: ...
+
     def next_row(self, rows: Any) -> Any: ...
 
 
@@ -101,6 +103,7 @@ class Parts(Domain):
     # what other parts define
     # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does
     native_iter: Callable[..., Any]
+    pairs: Callable[..., Any]  # ``loops.pairs``
     has_items: Callable[[Any], bool]  # whether it is an array of numpy's that is iterated over here
     by_own_method: Callable[..., Any]  # what a special method of the user's gives, ABSENT where there is none
     # a graph break for values that have no meaning outside of the trace's own machinery

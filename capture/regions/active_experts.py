@@ -19,10 +19,12 @@ from moebius.interpreter import is_kind
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
+from ..tensors.index_lists import IndexList
 from ..tensors.interfaces import TensorOperators
+from ..torch_facts import torch_private
 from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
 from ..values.rows import TensorRows
-from ..values.values import TensorProxy
+from ..values.values import Break, TensorProxy
 
 MOST = 512  # experts
 
@@ -32,14 +34,16 @@ class ActiveExperts:
     iteration).
 
     flags: the node of the vector, or of the routing index if ``unique``. watched: nodes that nothing may write into
-    until the last iteration has begun. key: (code, index of FOR_ITER).
+    until the last iteration has begun. made: enumerate or zip and its two operands, where this stands
+    for the pairs that it gives.
     """
 
     count = 1
 
-    def __init__(self, rows: TensorRows, experts: int, flags: fx.Node, unique: bool, watched: list[fx.Node], key: Any):
+    def __init__(self, rows: TensorRows, experts: int, flags: fx.Node, unique: bool, watched: list[fx.Node]):
         self.numbers, self.of_array, self.fake = rows.numbers, rows.of_array, rows.proxy.fake
-        self.experts, self.flags, self.unique, self.watched, self.key = experts, flags, unique, watched, key
+        self.experts, self.flags, self.unique, self.watched = experts, flags, unique, watched
+        self.made: tuple[Any, Any, Any] | None = None
         self.at = 0
         self.finished = False
 
@@ -62,10 +66,56 @@ class ActiveExperts:
         row.node.meta[EXPERT] = self.at
         return row
 
+    def value(self, row: Any, tensors: TensorOperators) -> Any:
+        """What iteration ``at`` begins with. row: the row of the list, as the program sees it."""
+        if self.made is None:
+            return row
+        maker, hits, other = self.made
+        numbers = tensors.function(torch.flatten, (tensor_of(hits),), {})  # in ascending order
+        if maker is enumerate:
+            place = tensors.function(torch.sum, (tensors.function(torch.lt, (numbers, self.at), {}),), {})
+            return tensors.method(tensors.function(torch.add, (place, other), {}), "item", (), {}), row
+        # (which is looked for, so that it is a number where the expert was not hit)
+        here = tensors.function(torch.eq, (numbers, self.at), {})
+        item = tensors.function(torch.sum, (tensors.function(torch.mul, (tensor_of(other), here), {}),), {})
+        return row, tensors.method(item, "item", (), {}) if type(other) is IndexList else item
 
-def active_iterations(rows: TensorRows, key: Any) -> ActiveExperts | None:
+
+def tuples(maker: Any, values: list, kwargs: dict[str, Any]) -> ActiveExperts | None:
+    """What stands for ``enumerate(hits)``, or for ``zip(hits, …)`` with what has as many items."""
+    hits, *others = values or (None,)
+    if maker is enumerate and kwargs.keys() <= {"start"}:
+        others, kwargs = [*others, *kwargs.values()] or [0], {}
+    elif maker is zip and kwargs.keys() <= {"strict"}:
+        kwargs = {}
+    if kwargs or len(others) != 1 or not is_kind(hits, IndexList | TensorProxy) or not tensor_of(hits).fake.dim():
+        return None
+    if maker is enumerate and type(others[0]) is not int:
+        return None
+    if maker is zip and not has_length_of(others[0], tensor_of(hits)):
+        return None
+    found = active_iterations(TensorRows(tensor_of(hits), numbers=type(hits) is IndexList))
+    if found is not None:
+        found.made = maker, hits, others[0]
+    return found
+
+
+def tensor_of(value: Any) -> TensorProxy:
+    return value.proxy if type(value) is IndexList else value
+
+
+def has_length_of(value: Any, other: TensorProxy) -> bool:
+    """Whether it is a list of numbers, or a vector of such, with as many items, which only the running step knows."""
+    if not is_kind(value, IndexList | TensorProxy) or tensor_of(value).fake.dtype is not torch.int64:
+        return False
+    sizes = [*tensor_of(value).fake.shape, other.fake.shape[0]]
+    return len(sizes) == 2 and len({*map(torch_private.expression, sizes)}) == 1
+
+
+def active_iterations(rows: TensorRows) -> ActiveExperts | None:
     """The iterations for the rows of a tensor, if it is certainly a list of hits of which nothing was changed."""
-    if any(size != 1 for size in rows.proxy.fake.shape[1:]) or rows.proxy.fake.dtype not in WIDE:
+    fake = rows.proxy.fake
+    if fake.dtype not in WIDE or any(not is_kind(size, int) or size != 1 for size in fake.shape[1:]):
         return None
     node: Any = rows.proxy.node
     watched: list[fx.Node] = []
@@ -87,7 +137,7 @@ def active_iterations(rows: TensorRows, key: Any) -> ActiveExperts | None:
             if found is None or found[0] > MOST:
                 return None
             watched.append(source)
-            iterations = ActiveExperts(rows, found[0], source, found[1], watched, key)
+            iterations = ActiveExperts(rows, found[0], source, found[1], watched)
             return iterations if iterations.unwritten() else None
     return None
 
@@ -105,3 +155,12 @@ def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
     if call["sorted"] is False or bounds is None or bounds[0] != 0:
         return None
     return bounds[1], True
+
+
+def refuse_kept_row(row: Any, carried: list[TensorProxy]) -> None:
+    """The iteration's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
+    kept = {torch_private.storage_of(one.fake) for one in carried}
+    for part in filter(lambda one: is_kind(one, TensorProxy), row if type(row) is tuple else (row,)):
+        if torch_private.version_of(part.fake) or torch_private.storage_of(part.fake) in kept:
+            detail = "an iteration writes into its row, or keeps it"
+            raise Break("expert loop changes what it runs over", detail, "copy it first")

@@ -35,7 +35,7 @@ from ..values.numbers import Number
 from ..values.rows import TensorRows
 from ..values.values import ATOMS, SYMBOLIC, Body, Break, TensorProxy, UndefinedAfterLoop
 from . import branch_places, branches, chosen_numbers, range_loops, two_sides
-from .active_experts import ActiveExperts, active_iterations
+from .active_experts import ActiveExperts, active_iterations, refuse_kept_row, tuples
 from .autograd_joins import found_by_iteration, refuse_iterations
 from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .branches import WATCHED as WATCHED
@@ -101,6 +101,11 @@ class Loops:
         if how == ELEMENTS:
             copied = self.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.objects.made(TensorRows(copied, numbers=True))
+
+    def pairs(self, maker: Any, values: list, kwargs: dict[str, Any]) -> ActiveExperts | None:
+        """``enumerate(hits)``, ``zip(hits, counts)``."""
+        found = tuples(maker, values, kwargs)
+        return self.objects.made(found) if found and self.tensors.whole_step and not self.open else None
 
     def array_rows(self, proxy: TensorProxy) -> TensorRows:
         """``iter(array)`` of a vector of unknown length. An iteration sees what an earlier one wrote into it."""
@@ -171,6 +176,8 @@ class Loops:
             self.refuse_behind_return()
         rows = frame.stack[-ITERATOR_PLACES]
         if type(rows) in ROWS and not rows.finished:
+            if kind is ActiveExperts and (frame.code, frame.pc) in self.not_by_number:
+                self.sized.refuse(rows, "in a builtin")
             self.refuse_behind_return()
             self.begin(frame, rows)
 
@@ -231,7 +238,7 @@ class Loops:
         key, rows = (frame.code, frame.pc), frame.stack[-ITERATOR_PLACES]
         if self.open or key not in self.by_number or rows.finished:
             return
-        iterations = active_iterations(rows, key)
+        iterations = active_iterations(rows)
         if iterations is not None:
             rows.finished = True
             frame.stack[-ITERATOR_PLACES] = self.objects.made(iterations)
@@ -301,16 +308,7 @@ class Loops:
             raise Break("expert loop changes what it runs over", detail, "copy it first")
         self.skip(rows.is_hit(self.tensors), False)
         row = rows.row(self.tensors)
-        loop.row_value = self.number(rows, row) if rows.numbers else row
-
-    def refuse_kept_row(self, loop: LoopRegion) -> None:
-        """The iteration's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
-        if not is_kind(loop.row_value, TensorProxy):
-            return
-        row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
-        if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
-            detail = "an iteration writes into its row, or keeps it"
-            raise Break("expert loop changes what it runs over", detail, "copy it first")
+        loop.row_value = rows.value(self.number(rows, row) if rows.numbers else row, self.tensors)
 
     def skip_on_condition(self, loop: LoopRegion) -> bool:
         """A branch on values of which one side goes straight to the next iteration: that side becomes
@@ -393,7 +391,7 @@ class Loops:
         if not branches.is_of_row(condition, loop.row):
             return
         key = (loop.frame.code, loop.start)
-        if key not in self.by_number | self.not_by_number and active_iterations(loop.rows, key) is not None:
+        if key not in self.by_number | self.not_by_number and active_iterations(loop.rows) is not None:
             raise Break("expert loop branches on its number", "in a loop over hits", "it is traced again")
 
     def open_branches(self) -> set[tuple[Any, int]]:
@@ -445,7 +443,7 @@ class Loops:
             gives = bool(loop.carried or loop.gathered) or any(not one.number for one in loop.joined)
             branches.refuse_tensors(loop.begun_with[-1], self.writer.scope, gives)
         if is_kind(loop.rows, ActiveExperts):
-            self.refuse_kept_row(loop)
+            refuse_kept_row(loop.row_value, [frame.locals[i] for i in loop.carried])
         if not is_kind(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
             found = [node.meta["val"] for node in loop.nodes]
