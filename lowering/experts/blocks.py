@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop
+from moebius.lowering.aliasing import Storage, computes, only_computes, part_of_loop, writes_into
 from moebius.lowering.experts.layout import WithoutGrad
 from moebius.lowering.experts.loops import add_rows
 from moebius.lowering.experts.routed import looked_up_rows
@@ -46,6 +47,7 @@ from moebius.lowering.operators import (
     read_call,
     target_name,
 )
+from moebius.lowering.step import is_backward
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.step.checkpoint import calls_in
 from moebius.lowering.torch_private import same_size, sizes_key
@@ -225,7 +227,7 @@ def without_history(graph: fx.Graph) -> set[fx.Node]:
     return {node for node in graph.nodes if operator_name(node.target) == "detach" or node in quiet}
 
 
-def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> set[fx.Node]:
+def certain_of_gradients(graph: fx.Graph, asked: Mapping[fx.Node, Any] = MappingProxyType({})) -> set[fx.Node]:
     """Those of them that gradients come back to whatever branches are taken. asked: experts that get none where the
     branch that reads them is left."""
     unrecorded = without_history(graph)
@@ -236,17 +238,29 @@ def certain_of_gradients(graph: fx.Graph, asked: Collection[fx.Node] = ()) -> se
     questions = {side.node: side.written(side.skips[0].args[0]) for side in branches if len(side.skips) == 1}
     by_question = {question: reads[node] for node, question in questions.items() if question is not None}
 
+    def is_other_side(passed: Any, loop: fx.Node) -> bool:
+        """Whether what goes past a branch is there where that is not taken: ``if …: y = … else: y = …``."""
+        one = asked.get(passed, passed)
+        made: Any = one.args[0] if isinstance(one, fx.Node) and one.target is operator.getitem else None
+        found = questions[made] if made in questions else written(one)
+        return found is not None and found == opposite(questions.get(loop))
+
     def onwards(node: fx.Node) -> list[fx.Node]:
         read = node.all_input_nodes
         if node in reads:
             other = by_question.get(opposite(questions.get(node)), set())  # the side that runs where this one does not
             skips = any(one.target is skip_iteration for one in loop_body(node).graph.nodes)
             certainly = reads[node] & (other.union(asked) if skips else reads[node])
-            read = [one for one in read if one in certainly or one in certain(read_call(node))["carried"]]
+            read = [one for one in read if one in certainly]
+        elif node.target is operator.getitem and read[0] in reads:
+            loop, place = node.args
+            assert isinstance(loop, fx.Node)
+            passed = certain(read_call(loop))["carried"][place]  # what it is where the branch is not taken
+            read = [loop, passed] if passed in reads[loop] or is_other_side(passed, loop) else [loop]
         return [one for one in read if one not in unrecorded and not is_number(one)]
 
-    ends = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
-    return computed_of([node for node in ends if node.target is not skip_iteration], onwards)
+    ends = [node for node in graph.nodes if node.op == "output" or is_backward(node) or writes_into(node)]
+    return computed_of([node for node in ends if node not in unrecorded and not is_number(node)], onwards)
 
 
 class Side:
@@ -267,6 +281,13 @@ class Side:
         return None if number.kwargs or not is_size(number) or None in parts else (number.target, *parts)
 
 
+def written(node: Any) -> Any:
+    """The same (``Side.written``) of what stands outside."""
+    if not isinstance(node, fx.Node) or node.kwargs or not is_size(node):
+        return None
+    return (node.target, *((type(part), part) if type(part) is int else part for part in node.args))
+
+
 OPPOSITE: dict[Any, Any] = {operator.gt: operator.le, operator.lt: operator.ge, operator.eq: operator.ne}
 OPPOSITE |= {other: one for one, other in OPPOSITE.items()}
 
@@ -279,7 +300,7 @@ def opposite(question: Any) -> Any:
     return (OPPOSITE[asked], *operands) if asked in OPPOSITE else (operator.not_, question)
 
 
-def all_are_read(graph: fx.Graph, downs: list[fx.Node], asked: Collection[fx.Node]) -> None:
+def all_are_read(graph: fx.Graph, downs: list[fx.Node], asked: Mapping[fx.Node, Any]) -> None:
     """Raises Differ where a branch that is not opened decides whether an expert gets a gradient."""
     branches = graph.find_nodes(op="call_function", target=expert_loop)
     unsure = set(downs) - certain_of_gradients(graph, asked) if branches else set[fx.Node]()

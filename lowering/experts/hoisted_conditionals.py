@@ -28,7 +28,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, computes, storage_of, writes_into
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import INTEGERS
-from moebius.lowering.experts.blocks import EXITS, expert_rows, in_front, inside, runs
+from moebius.lowering.experts.blocks import EXITS, all_are_read, expert_rows, in_front, inside, runs
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.stacking import experts_that_ran, is_left, rows_if
 from moebius.lowering.experts.unrolled_loops import (
@@ -338,6 +338,10 @@ class Opening:
         for write in self.writes:
             if write < self.skips[-1] and self.down in computed_of([write]):
                 raise Differ("an iteration may end behind what adds the expert's rows", write)
+        drawn = next((node for node in self.body.nodes if draws(node) and node < self.skips[-1]), None)
+        if drawn is not None:
+            raise Differ("an iteration may end behind what draws random numbers", drawn)
+        all_are_read(self.body, [self.down], {})
         idle = drawn_for_nothing(self.body)
         if idle is not None:
             raise Differ("an iteration draws random numbers for a value that it does not add", idle)
@@ -368,7 +372,7 @@ class Opening:
                 result.replace_all_uses_with(down)
             self.branch.meta[OPENED] = True
             return Opened(self.branch, down, asked, results, self.made, None, self.modules)
-        rest = self.rest(down)
+        rest = self.rest(down, storage)
         made = Opened(self.branch, down, asked, [], self.made, rest, self.modules)
         self.branch.replace_all_uses_with(rest)
         self.graph.erase_node(self.branch)
@@ -472,20 +476,27 @@ class Opening:
         get_body.meta["val"] = None
         return self.add(self.graph.call_function(expert_loop, (get_body, 1, carried, captures)), self.branch)
 
-    def rest(self, down: fx.Node) -> fx.Node:
-        """The branch without its expert, whose result it is given."""
+    def rest(self, down: fx.Node, storage: Storage) -> fx.Node:
+        """The branch without its expert, whose result it is given: no rows where it ends early, so that what is made of
+        them comes behind its last end."""
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
         ends = [self.body.output_node(), *self.skips, *self.writes]
         needed = computed_of(ends, lambda node: () if node is self.down else node.all_input_nodes)
         drawn = [node for node in needed if node is not self.down and draws(node)]
         if drawn and set(drawn) & inside(self.down, rows_of):
             raise Differ("what dropout gives is used beside the expert's result", drawn[0])
+        last, ready = self.skips[-1], computed_of(self.skips)
+        late = [n for n in needed - ready - {self.down} if n < last and self.down in computed_of([n])]
+        writer = storage.writer_into({given for node in late for given in node.all_input_nodes}, last)
+        if writer is not None:
+            raise Differ(f"{target_name(writer)} changes what the expert's rows meet before an iteration ends", writer)
         for node in self.body.find_nodes(op="placeholder"):
             table[node] = copy_node(body, node, table.__getitem__)
         table[self.down] = body.placeholder("rows")
         table[self.down].meta.update(self.down.meta)
-        for node in self.body.nodes:
-            if node in needed and node not in table:
-                table[node] = copy_node(body, node, table.__getitem__)
+        for node in (one for one in self.body.nodes if one in needed and one not in table and one not in late):
+            table[node] = copy_node(body, node, table.__getitem__)
+            for one in sorted(late) if node is last else ():
+                table[one] = copy_node(body, one, table.__getitem__)
         call = certain(read_call(self.branch))
         return self.loop("rest", body, tuple(call["carried"]), (*call["captures"], down))
