@@ -125,7 +125,9 @@ NAMES = {
     "torch.fx.experimental.symbolic_shapes.statically_known_true": "what holds whatever sizes are",
     **{f"torch.utils._pytree.tree_{name}": "tensors in nested arguments"
        for name in ("flatten", "leaves", "map", "unflatten")},
+    "torch.utils._sympy.functions.FloorDiv": "sizes that are halved and doubled",
     "torch.utils._sympy.functions.Identity": "roundings in between",
+    "torch.utils._sympy.functions.Max": "strides where there may be no rows",
     "torch.utils._sympy.functions.Min": "the size of a slice",
     "torch.utils._sympy.interp.handlers": "roundings in between",
     "torch.utils._sympy.interp.sympy_interp": "expressions of sizes as nodes",
