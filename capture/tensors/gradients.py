@@ -101,7 +101,7 @@ class Gradients:
         self.strict: set[str] = set()  # names of checkpointed calls that may change nothing older
         self.changed: set[str] = set()  # the same, as this trace has found
         self.waited: set[str] = set()  # the same, if the break that ended this trace stays
-        self.heap, self.aliases = Heap(), tensors.aliases
+        self.heap = Heap()
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
@@ -268,10 +268,11 @@ class Gradients:
             return tensor  # nothing changes
         if self.writer.in_loop or self.writer.recomputed or not self.inside:
             raise Break("Tensor.requires_grad_", "in an expert loop or in a checkpointed call", "call it outside")
-        self.aliases.switch(tensor)
+        tensors = self.tensors
+        tensors.aliases.switch(tensor)
         self.heap.write(tensor, "requires_grad")
         self.switched()
-        with self.tensors.mode:
+        with tensors.mode:
             tensor.fake.requires_grad_(requires_grad)
         self.writer.call("requires_grad_", tensor, requires_grad)
         return tensor
