@@ -9,10 +9,12 @@ from typing import Any
 from moebius.interpreter import is_kind
 
 from ..guards.program import look_up
-from ..heap.conditional_writes import APPENDED, Write
+from ..heap.conditional_writes import APPENDED
+from ..heap.conditional_writes import Write as LateWrite
 from ..heap.records import CONTAINERS, DICTS, UNREAD, Record, derived_from
 from ..hook import ABSENT
 from ..python.attributes import SET_ON_CLASS
+from ..values.residual_program import Attribute, Call, Expression, If, Item, Literal, Statement, Write, method, tuple_of
 from ..values.values import ATOMS, CannotRebuild
 from .interfaces import Builder
 
@@ -25,7 +27,7 @@ class EffectReplay:
         self.emitter, self.objects, self.lines = emitter, emitter.objects, emitter.lines
         self.heap, self.output_names = emitter.heap, emitter.output_names
         self.value, self.constant = emitter.value, emitter.constant
-        self.noted: dict[Any, str] = {}  # by side of a branch: what holds what was noted of it
+        self.noted: dict[Any, Expression] = {}  # by side of a branch: what holds what was noted of it
 
     def effects(self) -> None:
         """Replay what tracing changed."""
@@ -37,7 +39,7 @@ class EffectReplay:
         for leave in self.objects.after_effects:
             leave(self.emitter)
 
-    def replay(self, record: Record, name: str) -> None:
+    def replay(self, record: Record, name: Expression) -> None:
         kind = type(record.obj)
         cls = self.objects.class_of(record)
         if cls is not None or not issubclass(kind, tuple(CONTAINERS)):
@@ -57,20 +59,20 @@ class EffectReplay:
             elif write.path[-1].is_over:
                 self.write_if_noted(base, name, write)
 
-    def write_part(self, owner: Any, name: str, key: Any, item: Any) -> str:
+    def write_part(self, owner: Any, name: Expression, key: Any, item: Any) -> Statement:
         """Sets what is no entry of a container: an attribute of a class, a cell, a slot."""
         if issubclass(type(owner), type):
-            return f"{self.constant(SET_ON_CLASS)}({self.constant(owner)}, {key!r}, {self.value(item)})"
+            return Call(self.constant(SET_ON_CLASS), (self.constant(owner), Literal(key), self.value(item)))
         if type(owner) is types.CellType:
-            return f"del {name}.cell_contents" if item is ABSENT else f"{name}.cell_contents = {self.value(item)}"
-        return f"{self.constant(look_up(type(owner), key))}.__set__({name}, {self.value(item)})"
+            return Write(Attribute(name, "cell_contents"), None if item is ABSENT else self.value(item))
+        return method(self.constant(look_up(type(owner), key)), "__set__", name, self.value(item))
 
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
         if value is ABSENT:
             raise CannotRebuild(f"context variable {variable.name} is unset again")
         self.emitter.set_variable(variable, value)
 
-    def replay_known(self, record: Record, name: str, base: str) -> None:
+    def replay_known(self, record: Record, name: Expression, base: str) -> None:
         """What was done to a container under keys and at places that tracing knows."""
         kind = type(record.obj)
         if record.shadow is None:
@@ -79,9 +81,9 @@ class EffectReplay:
                     self.write_item(base, name, key, ABSENT)
                 self.write_item(base, name, key, item)
             if record.appends:
-                appended = ", ".join(self.value(v) for v in record.appends)
+                appended = tuple_of(map(self.value, record.appends))
                 own = kind in CONTAINERS  # (a derived class may have an ``extend`` of its own, which did not run)
-                self.lines.append(f"{name}.extend(({appended},))" if own else f"{base}.extend({name}, ({appended},))")
+                self.lines.append(method(name, "extend", appended) if own else method(base, "extend", name, appended))
             return
         shadow, original = record.shadow, record.original
         if kind in DICTS:
@@ -94,42 +96,41 @@ class EffectReplay:
                     if key not in original or original[key] is not item:
                         self.write_item(base, name, key, item)
                 return
-            items = [(self.value(k), self.value(v)) for k, v in shadow.items()]
-            self.lines.append(f"{base}.clear({name})")
-            self.lines.extend(f"{base}.__setitem__({name}, {k}, {v})" for k, v in items)
+            entries = [(self.value(k), self.value(v)) for k, v in shadow.items()]
+            self.lines.append(method(base, "clear", name))
+            self.lines.extend(method(base, "__setitem__", name, k, v) for k, v in entries)
             return
         if kind is set:
             self.replay_set(record, name)
             return
-        text = f"({', '.join(self.value(v) for v in shadow)}{',' if shadow else ''})"
+        items = tuple_of(map(self.value, shadow))
         if kind is list:
-            self.lines.append(f"{name}[:] = {text}")
+            self.lines.append(Write(Item(name, ":"), items))
         else:
             held = self.emitter.fresh() + "c"
-            self.lines.append(f"{held} = {text}")
-            self.lines.append(f"{name}.clear()")
-            self.lines.append(f"{name}.extend({held})")
+            self.lines += [Write(held, items), method(name, "clear"), method(name, "extend", held)]
 
-    def replay_set(self, record: Record, name: str) -> None:
+    def replay_set(self, record: Record, name: Expression) -> None:
         """The same operations again: the order of a set's items depends on what was there before, and on when."""
-        for method, argument in record.operations:
+        for operation, argument in record.operations:
+            args: tuple[Expression, ...]
             if argument is ABSENT:
-                text = ""
-            elif method in ("add", "discard", "remove"):
-                text = self.value(argument)
+                args = ()
+            elif operation in ("add", "discard", "remove"):
+                args = (self.value(argument),)
             elif is_kind(argument, set | frozenset) and is_ordered(argument):
-                text = self.constant(argument)
+                args = (self.constant(argument),)
             else:
-                text = f"({''.join(f'{self.value(v)}, ' for v in argument)})"
-            self.lines.append(f"{name}.{method}({text})")
+                args = (tuple_of(map(self.value, argument)),)
+            self.lines.append(method(name, operation, *args))
 
-    def write_late(self, base: str, name: str, write: Write) -> None:
+    def write_late(self, base: str, name: Expression, write: LateWrite) -> None:
         if write.key is APPENDED:
-            self.lines.append(f"{base}.append({name}, {self.value(write.value)})")
+            self.lines.append(method(base, "append", name, self.value(write.value)))
         else:
             self.write_item(base, name, write.key, write.value)
 
-    def write_if_noted(self, base: str, name: str, write: Write) -> None:
+    def write_if_noted(self, base: str, name: Expression, write: LateWrite) -> None:
         """A write on one side of a branch. What the side has made is made there."""
         objects, lines = self.objects, self.lines
         for part in objects.parts_in([write.value]):
@@ -138,18 +139,18 @@ class EffectReplay:
         for side in write.path:
             if side not in self.noted:
                 self.noted[side] = noted = f"m_side{side.number}"
-                lines.append(f"{noted} = {self.value(objects.notes)}.get({side.number})")
+                lines.append(Write(noted, method(self.value(objects.notes), "get", Literal(side.number))))
                 for place, value in enumerate(side.values):
-                    self.output_names[id(value)] = f"{noted}[{place}]"
+                    self.output_names[id(value)] = Item(noted, place)
         begun = len(lines)
         self.write_late(base, name, write)
-        lines[begun:] = [f"if {self.noted[write.path[0]]} is not None:", *(f"    {line}" for line in lines[begun:])]
+        lines[begun:] = [If(self.noted[write.path[0]], tuple(lines[begun:]))]
 
-    def write_item(self, base: str, name: str, key: Any, item: Any) -> None:
+    def write_item(self, base: str, name: Expression, key: Any, item: Any) -> None:
         if item is ABSENT:
-            self.lines.append(f"{base}.pop({name}, {self.value(key)}, None)")
+            self.lines.append(method(base, "pop", name, self.value(key), Literal(None)))
         else:
-            self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
+            self.lines.append(method(base, "__setitem__", name, self.value(key), self.value(item)))
 
 
 def is_ordered(items: set | frozenset) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextvars
 from typing import Any, Protocol
 
-from ..guards.sources import Source
 from ..heap.heap import Heap
-from ..heap.interfaces import Residual
 from ..heap.objects import Objects
+from ..values.residual_program import Expression, Residual
 
 
 class Builder(Residual, Protocol):
@@ -16,19 +15,13 @@ class Builder(Residual, Protocol):
 
     objects: Objects
     heap: Heap
-    output_names: dict[int, str]  # by id of a value of the graph: what holds it
+    output_names: dict[int, Expression]  # by id of a value of the graph: what holds it
 
-    def assign(self, value: Any, expression: str) -> str:
+    def assign(self, value: Any, expression: Expression) -> Expression:
         """The name that a new object has from here on."""
 
-    def fill_namespace(self, name: str, value: Any) -> None:
+    def fill_namespace(self, name: Expression, value: Any) -> None:
         """Put what a new object's instance dict holds into what is made for it."""
 
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
         """A context variable gets a value."""
-
-    def load(self, source: Source) -> str:
-        """The name that holds the object of a source."""
-
-    def fresh(self) -> str:
-        """A name that nothing has yet."""

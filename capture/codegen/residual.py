@@ -18,6 +18,7 @@ import random
 import re
 import types
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,6 +57,22 @@ from ..regions.loops import ActiveExperts, RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values import tracebacks
 from ..values.numbers import Number
+from ..values.residual_program import (
+    Attribute,
+    Build,
+    Call,
+    Expression,
+    Literal,
+    Load,
+    Output,
+    Program,
+    Return,
+    Statement,
+    Write,
+    indented,
+    method,
+    tuple_of,
+)
 from ..values.values import (
     ATOMS,
     IDENTITIES,
@@ -72,6 +89,8 @@ from .ranges import profiled
 from .rebuild_functions import function_value, generator_value, random_value
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
+# What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
+BUILTINS = {f.__name__: f for f in (dict, list, tuple, super, set, slice, iter, next)} | {"Ellipsis": ...}
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 
 
@@ -109,14 +128,14 @@ class Emitter:
             "m_any_error": BaseException,
         }
         self.constant_names: dict[int, str] = {}
-        self.loads: list[str] = []
+        self.loads: list[Statement] = []
         self.loaded: dict[Source, str] = {}
-        self.lines: list[str] = []
-        self.states: list[str] = []  # where iterators stand, set when all effects are done
-        self.built: dict[int, str] = {}
+        self.lines: list[Statement] = []
+        self.states: list[Statement] = []  # where iterators stand, set when all effects are done
+        self.built: dict[int, Expression] = {}
         self.begun: set[int] = set()  # by id: objects that ``new_object`` makes for the sake of a part
         self.outputs: list[Any] = []
-        self.output_names: dict[int, str] = {}
+        self.output_names: dict[int, Expression] = {}
         self.alive: list[Any] = []
         self.tokens = Tokens()
 
@@ -131,6 +150,10 @@ class Emitter:
             name = self.constant_names[id(value)] = f"m_const{len(self.constant_names)}"
             self.constants[name] = value
         return name
+
+    def call(self, function: Any, *values: Any) -> Call:
+        """The call of an object with traced values."""
+        return Call(self.constant(function), self.values(values).items)
 
     def fresh(self) -> str:
         return f"m_v{len(self.built)}_{len(self.lines)}"
@@ -151,31 +174,25 @@ class Emitter:
         if operation == "arg":
             self.loaded[source] = self.parameters[operands[0]]
             return self.loaded[source]
-        owner, *others = map(self.load, parents)
-        expression = {
-            "dict_item": lambda: f"dict.__getitem__({owner}, {self.literal(operands[0])})",
-            "list_item": lambda: f"list.__getitem__({owner}, {operands[0]})",
-            "tuple_item": lambda: f"tuple.__getitem__({owner}, {operands[0]})",
-            "instance_dict": lambda: f"m_raw_dict({owner})",
-            "attr": lambda: f"{owner}.{operands[0]}",
-            "cell": lambda: f"{owner}.cell_contents",
-            "python": lambda: f"{self.constant(operands[0])}({', '.join((owner, *others))})",
-        }[operation]()
-        name = f"m_in{len(self.loads)}"
-        self.loads.append(f"{name} = {expression}")
-        self.loaded[source] = name
+        owners, operand = tuple(map(self.load, parents)), operands[0] if operands else None
+        if operation == "python":
+            given: Expression = Call(self.constant(operand), owners)
+        else:
+            given = Load(operation, owners[0], self.literal(operand))
+        name = self.loaded[source] = f"m_in{len(self.loads)}"
+        self.loads.append(Write(name, given))
         return name
 
-    def literal(self, value: Any) -> str:
+    def literal(self, value: Any) -> Expression:
         large = type(value) is int and value.bit_length() > 64  # (of very large ones Python refuses the digits)
-        return repr(value) if type(value) in LITERALS and not large else self.constant(value)
+        return Literal(value) if type(value) in LITERALS and not large else self.constant(value)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Values
     # ------------------------------------------------------------------------------------------------------------------
 
-    def value(self, value: Any) -> str:
-        """An expression (usually a name) for a traced value."""
+    def value(self, value: Any) -> Expression:
+        """What gives a traced value: usually a name."""
         kind = type(value)
         if issubclass(kind, Number) and value.node is None:
             return self.literal(value.numbers.constant(value))
@@ -186,7 +203,7 @@ class Emitter:
         if value is NULL or value is UNSET:
             return self.constant(value)
         if kind is torch.Size and any(type(v) in SYMBOLIC for v in value):
-            return f"m_torch.Size(({', '.join(self.value(v) for v in value)},))"
+            return method("m_torch", "Size", self.values(value))
         if kind in ATOMS:
             return self.constant(value)
         if id(value) in self.built:
@@ -207,36 +224,39 @@ class Emitter:
             raise CannotRebuild(f"a {kind.__name__} of unknown origin")
         return self.new_object(value)
 
-    def graph_value(self, value: Any) -> str:
+    def values(self, values: Iterable[Any]) -> Build:
+        """A tuple of them."""
+        return tuple_of(map(self.value, values))
+
+    def graph_value(self, value: Any) -> Expression:
         """A tensor or a symbolic size: an input as it came in, or an output of the graph."""
         if is_kind(value, TensorProxy | Number) and value.source is not None:
             return self.load(value.source)
         name = self.output_names.get(id(value))
         if name is None:
-            name = self.output_names[id(value)] = f"m_out[{len(self.outputs)}]"
+            name = self.output_names[id(value)] = Output(len(self.outputs))
             self.outputs.append(value)
             self.alive.append(value)
         return name
 
-    def tuple_value(self, value: tuple) -> str:
+    def tuple_value(self, value: tuple) -> Expression:
         if type(value) is tuple and is_constant(value):
             return self.constant(value)
-        items = [self.value(v) for v in raw_items(value)]
-        text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        items = self.values(raw_items(value))
         if type(value) is tuple:
-            return self.assign(value, text)
+            return self.assign(value, items)
         if hasattr(type(value), "n_sequence_fields"):  # Objects/structseq.c: torch.return_types and kin have their own
-            return self.assign(value, f"{self.constant(type(value))}({text})")
-        return self.assign(value, f"tuple.__new__({self.constant(type(value))}, {text})")
+            return self.assign(value, Call(self.constant(type(value)), (items,)))
+        return self.assign(value, method("tuple", "__new__", self.constant(type(value)), items))
 
-    def slice_value(self, value: slice) -> str:
-        return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+    def slice_value(self, value: slice) -> Expression:
+        return Call("slice", self.values((value.start, value.stop, value.step)).items)
 
     def has_exceptions(self) -> bool:
         """Whether exceptions are made again, or are there as they are."""
         return any(is_kind(value, BaseException) for value in (*self.alive, *self.constants.values()))
 
-    def assign(self, value: Any, expression: str) -> str:
+    def assign(self, value: Any, expression: Expression) -> Expression:
         """The name of a value that the expression makes. One without a shell (a function, a tuple, a method) that is
         reached again from its own parts was made there, and that one is it: a function whose cell holds itself."""
         if (made := self.built.get(id(value))) is not None:
@@ -244,13 +264,13 @@ class Emitter:
         name = self.fresh()
         self.built[id(value)] = name
         self.alive.append(value)  # ids stand for values: none may be freed and its id given to another
-        self.lines.append(f"{name} = {expression}")
+        self.lines.append(Write(name, expression))
         return name
 
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
         self.tokens.set(self, variable, value)
 
-    def new_object(self, value: Any) -> str:
+    def new_object(self, value: Any) -> Expression:
         """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
         object has made for itself, as its instance dict, comes with that object, whoever asks for it first."""
         owner = self.heap.owner_of(value)
@@ -261,58 +281,58 @@ class Emitter:
                 return made
         kind = type(value)
         if kind is set and is_ordered(value):
-            return self.assign(value, f"m_copy_set({self.constant(copy_set(value))})")
-        if kind in (list, set):
-            name = self.assign(value, "[]" if kind is list else "set()")
-            self.fill(f"{name}.{'extend' if kind is list else 'update'}", value)
-            return name
-        if kind is collections.deque:
-            name = self.assign(value, f"{self.constant(kind)}(maxlen={value.maxlen!r})")
-            self.fill(f"{name}.extend", value)
+            return self.assign(value, Call("m_copy_set", (self.constant(copy_set(value)),)))
+        if kind in (list, set, collections.deque):
+            if kind is collections.deque:
+                name = self.assign(value, Call(self.constant(kind), (Build("tuple"), Literal(value.maxlen))))
+            else:
+                name = self.assign(value, Build("list") if kind is list else Call("set"))
+            if value:
+                self.lines.append(method(name, "update" if kind is set else "extend", self.values(value)))
             return name
         if kind in DICTS:
-            factory = f"({self.value(value.default_factory)})" if kind is collections.defaultdict else "()"
-            name = self.assign(value, f"{self.constant(kind)}{factory}")
+            factory = (self.value(value.default_factory),) if kind is collections.defaultdict else ()
+            name = self.assign(value, Call(self.constant(kind), factory))
             self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
             if kind is collections.OrderedDict:  # has attributes, too: state_dict()'s _metadata
                 self.fill_namespace(name, value)
             return name
         if kind is types.CellType:
-            name = self.assign(value, "m_cell()")
+            name = self.assign(value, Call("m_cell"))
             contents = self.objects.cell_get(value, "cell")
             if contents is not ABSENT:
-                self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
+                self.lines.append(Write(Attribute(name, "cell_contents"), self.value(contents)))
             return name
         if kind is types.FunctionType:
             return function_value(self, value)
         if kind is types.MethodType:
-            return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
+            parts = self.values((value.__func__, value.__self__))
+            return self.assign(value, method("m_types", "MethodType", *parts.items))
         if kind is RangeRows:
-            return self.assign(value, f"iter(range({value.count}))")
+            return self.assign(value, Call("iter", (self.call(range, value.count),)))
         if kind is TensorRows:
             rows = self.value(value.proxy)
-            form = ".numpy()" if value.of_array else ".tolist()" if value.numbers else ""
-            return self.assign(value, f"iter({rows}{form})")
+            if value.of_array or value.numbers:
+                rows = method(rows, "numpy" if value.of_array else "tolist")
+            return self.assign(value, Call("iter", (rows,)))
         if kind is ActiveExperts:  # that no loop has begun
-            maker, *operands = value.made
-            return self.assign(value, f"{self.constant(maker)}({', '.join(map(self.value, operands))})")
+            return self.assign(value, self.call(*value.made))
         if kind is TensorMethod:
-            return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
+            return self.assign(value, Attribute(self.value(value.proxy), value.name))
         if is_kind(value, SymbolicObject):
             return self.assign(value, value.expression(self))
         if kind is functools.partial:
-            args = "".join(f", {self.value(a)}" for a in value.args)
-            name = self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args})")
-            self.fill_own(f"{name}.keywords", value.keywords)
+            name = self.assign(value, self.call(kind, value.func, *value.args))
+            self.fill_own(Attribute(name, "keywords"), value.keywords)
             self.fill_namespace(name, value)
             return name
         if kind is super:
-            return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
+            return self.assign(value, Call("super", self.values((value.__thisclass__, value.__self__)).items))
         if c_callables.owner_of(value) is not None:
             owner = self.value(value.__self__)
             if (maker := c_callables.hidden_maker(value)) is not None:
-                return self.assign(value, f"{self.constant(c_callables.bound)}({self.constant(maker)}, {owner})")
-            return self.assign(value, f"{owner}.{value.__name__}")
+                return self.assign(value, Call(self.constant(c_callables.bound), (self.constant(maker), owner)))
+            return self.assign(value, Attribute(owner, value.__name__))
         if kind is slice:
             return self.slice_value(value)
         if kind is random.Random:
@@ -320,13 +340,13 @@ class Emitter:
         if kind is torch.Generator:
             return self.graph_value(value)
         if kind is HandleNumber:
-            return self.assign(value, f"{self.constant(next_number)}(None)")
+            return self.assign(value, self.call(next_number, None))
         if kind is types.MappingProxyType and (shown := self.behind.get(id(value))) is not None:
-            return self.assign(value, f"m_types.MappingProxyType({self.value(shown)})")
+            return self.assign(value, method("m_types", "MappingProxyType", self.value(shown)))
         if kind is weakref.ref:
             if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)
                 raise CannotRebuild("a weak reference to an object that the step made is alive")
-            return self.assign(value, f"{self.constant(kind)}({self.value(value())})")
+            return self.assign(value, self.call(kind, value()))
         if kind is re.Match:  # it cannot change, and what it was made of is guarded
             return self.constant(value)
         if kind in REDUCIBLE:
@@ -345,28 +365,24 @@ class Emitter:
             return self.tokens.token(self, value, self.objects.records[id(value.variable)].writes[None])
         return self.instance_value(value)
 
-    def fill(self, method: str, items: Any) -> None:
-        if items:
-            self.lines.append(f"{method}(({', '.join(self.value(v) for v in items)},))")
-
-    def fill_dict(self, name: str, base: str, items: Any) -> None:
+    def fill_dict(self, name: Expression, base: str, items: Any) -> None:
         for key, item in items.items():
-            self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
+            self.lines.append(method(base, "__setitem__", name, self.value(key), self.value(item)))
 
-    def fill_own(self, place: str, items: dict) -> None:
+    def fill_own(self, place: Expression, items: dict) -> None:
         """A dict that its owner has made."""
         if items or self.objects.is_new(items):
             self.fill_dict(self.assign(items, place), "dict", items)
 
-    def fill_namespace(self, name: str, value: Any) -> None:
+    def fill_namespace(self, name: Expression, value: Any) -> None:
         """The instance dict of a new object."""
         namespace = raw_dict(value)
         if namespace is value:  # ``self.__dict__ = self``
-            self.lines.append(f"{self.constant(object.__setattr__)}({name}, '__dict__', {name})")
+            self.lines.append(Call(self.constant(object.__setattr__), (name, Literal("__dict__"), name)))
         elif namespace is not None:
-            self.fill_own(f"m_raw_dict({name})", namespace)
+            self.fill_own(Call("m_raw_dict", (name,)), namespace)
 
-    def iterator_value(self, iterator: Any) -> str:
+    def iterator_value(self, iterator: Any) -> Expression:
         """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
         try:
             reduced = state_of(iterator)
@@ -385,12 +401,12 @@ class Emitter:
             if type(a) in CONTAINERS or type(a) in REDUCIBLE or is_kind(a, InTrace | Pulled):
                 if id(a) not in self.objects.records:
                     self.objects.made(a)
-        name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
+        name = self.assign(iterator, self.call(maker, *arguments))
         if state is not None:  # a list's iterator takes no place behind the list's end, which effects may move
-            self.states.append(f"{self.constant(give_state)}({name}, {self.value(state)})")
+            self.states.append(Call(self.constant(give_state), (name, self.value(state))))
         return name
 
-    def walk(self, iterator: Any) -> str | None:
+    def walk(self, iterator: Any) -> Expression | None:
         """An iterator of a dict or a set says that it is one of a list, which would not see that its owner grows. None:
         the list will do, since nothing else has the owner, or it is at its end; or a set that the frame made of what
         hashes by its address, which is made again in another order."""
@@ -400,34 +416,35 @@ class Emitter:
         if is_kind(owner, set) and self.objects.record_of(owner) is None and not is_ordered(owner):
             return None
         self.refuse_changed(iterator, owner)
+        taken = Literal(len(owner) - iterator.__length_hint__())
         again, begin = self.constant(walk_again), self.constant(WALKS[type(iterator)])
-        return f"{again}({begin}, {self.value(owner)}, {len(owner) - iterator.__length_hint__()})"
+        return Call(again, (begin, self.value(owner), taken))
 
     def refuse_changed(self, iterator: Any, owner: Any) -> None:
         if any(record.shadow is owner for record in self.objects.changed_records()):
             raise CannotRebuild(f"a {type(iterator).__name__} over a changed container is alive")
 
-    def view_value(self, view: Any) -> str:
+    def view_value(self, view: Any) -> Expression:
         """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
         (owner,) = gc.get_referents(view)
         kind: Any = next(base for base in type(owner).__mro__ if base in DICTS and base is not collections.defaultdict)
-        method = next(m for m in (kind.keys, kind.values, kind.items) if type(m(kind())) is type(view))
-        return self.assign(view, f"{self.constant(method)}({self.value(owner)})")
+        shows = next(m for m in (kind.keys, kind.values, kind.items) if type(m(kind())) is type(view))
+        return self.assign(view, self.call(shows, owner))
 
     def has_origin(self, value: Any) -> bool:
         """Whether there is an expression for a value that nobody may ask for."""
         return self.objects.is_known(value) or type(value) in ATOMS or is_kind(value, IDENTITIES)
 
-    def instance_value(self, value: Any) -> str:
+    def instance_value(self, value: Any) -> Expression:
         """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
         cls = type(value)
         base = derived_from(cls, (*FILLED_BY_C, tuple)) or object
         if base is BaseException:
-            args = "".join(f", {self.value(a)}" for a in value.args)
-            maker = made_by_c(cls)
-            name = self.assign(value, f"{self.constant(maker)}.__new__({self.constant(cls)}{args})")
-            if maker.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
-                self.lines.append(f"{self.constant(maker)}.__init__({name}{args})")
+            args, made = self.values(value.args).items, made_by_c(cls)
+            maker = self.constant(made)
+            name = self.assign(value, method(maker, "__new__", self.constant(cls), *args))
+            if made.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
+                self.lines.append(method(maker, "__init__", name, *args))
             parts: dict[str, Any] = {"args": tuple(value.args)}
             if is_kind(value, AttributeError | NameError | ImportError) and value.name is not None:
                 parts["name"] = value.name
@@ -441,28 +458,28 @@ class Emitter:
             held = {part: self.value(what) for part, what in parts.items()}
             if (trace := tracebacks.kept(value)) is not None:
                 held["__traceback__"] = self.constant(trace)
-            for part, text in held.items():  # (an assignment would run a __setattr__ of the class)
-                self.lines.append(f"{self.constant(BaseException.__setattr__)}({name}, {part!r}, {text})")
+            for part, what in held.items():  # (an assignment would run a __setattr__ of the class)
+                self.lines.append(Call(self.constant(BaseException.__setattr__), (name, Literal(part), what)))
         else:
             if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
                 raise CannotRebuild(f"a {cls.__name__}, which C code makes, is alive across a graph break")
-            name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
+            name = self.assign(value, method(self.constant(base), "__new__", self.constant(cls)))
             if base is collections.deque:
-                self.lines.append(f"{self.constant(base)}.__init__({name}, (), {value.maxlen!r})")
+                self.lines.append(method(self.constant(base), "__init__", name, Build("tuple"), Literal(value.maxlen)))
             if base is collections.defaultdict:
                 factory = FACTORY.__get__(value)
-                self.lines.append(f"{self.constant(FACTORY)}.__set__({name}, {self.value(factory)})")
+                self.lines.append(method(self.constant(FACTORY), "__set__", name, self.value(factory)))
         if base in DICTS:
             self.fill_dict(name, self.constant(base), dict(dict.items(value)))
         elif base in LISTS:
             for item in base.__iter__(value):
-                self.lines.append(f"{self.constant(base)}.append({name}, {self.value(item)})")
+                self.lines.append(method(self.constant(base), "append", name, self.value(item)))
         elif base in SETS:
             raise CannotRebuild(f"a {cls.__name__} is alive across a graph break")
         self.fill_namespace(name, value)
         for slot in slots_of(cls):
             if (held := slot_of(slot, value)) is not ABSENT:
-                self.lines.append(f"{self.constant(slot)}.__set__({name}, {self.value(held)})")
+                self.lines.append(method(self.constant(slot), "__set__", name, self.value(held)))
         return name
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -481,20 +498,19 @@ class Emitter:
         return texts
 
     def function(
-        self, name: str, graph: Any, inputs: list[str], ending: list[str], on_failure: Any = None, label: str = ""
+        self, name: str, graph: Any, inputs: list[str], result: Expression, on_failure: Any = None, label: str = ""
     ) -> types.FunctionType:
         """Assemble: loads, the graph call, objects and effects, the result.
 
-        ending: the lines that return the result, or what is run in its place. label: of the graph, for profilers.
+        result: or what is run in its place. label: of the graph, for profilers.
         on_failure: called with a list of what the graph raised, which it empties, and the call's and the graph's
         arguments; gives a list of one callable, which goes on from there.
         """
         positional = self.parameters[: self.n_positional]
-        header = ", ".join([*positional, "/"] if positional else [])
-        keys = [f"{k}" for k in self.kwnames]
-        if keys:
-            header += (", " if header else "") + "*, " + ", ".join(safe_keyword(k) for k in keys)
-        body = [f"m_key_{k} = {safe_keyword(k)}" for k in self.kwnames]
+        header = [*positional, "/"] if positional else []
+        header += ["*", *map(safe_keyword, self.kwnames)] if self.kwnames else []
+        rest = [*self.lines, *self.states, Return(result)]
+        body: list[Any] = [f"m_key_{k} = {k}" for k in self.kwnames]
         body += self.loads
         if graph is not None:
             self.constants["m_graph"] = graph
@@ -505,30 +521,22 @@ class Emitter:
             handler = f"{self.constant(on_failure)}(m_failed, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
             call = body.pop()
             body += ["try:", f"    {call}", "except m_any_error as m_error:", "    m_failed = [m_error]", "else:"]
-            body += [f"    {line}" for line in [*self.lines, *self.states, *ending]]
+            body += indented(rest)
             # Outside the handler: the exception is for the user's frames, and must not be the context of theirs.
             body.append(f"return {handler}.pop()()")
         else:
-            body += [*self.lines, *self.states, *ending]
+            body += rest
         if not name.isidentifier() or keyword.iskeyword(name):  # "<lambda>", "<genexpr>", what a __name__ was set to
             name = "segment"
-        source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
+        source = "\n".join([f"def {name}({', '.join(header)}):", *indented(body), ""])
         namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
         text = source if not label else profiled(source, graph, label, namespace)
         exec(compile(text, residual_file(name), "exec"), namespace)
         function = namespace.pop(name)
         function.__code__ = function.__code__.replace(co_filename=residual_file(name))
-        function.residual_source = source
+        function.residual_source, function.residual_program = source, Program(self.parameters, self.loads, inputs, rest)
         torch_private.skip_code(function.__code__)
         return function
-
-
-import builtins as _builtins  # noqa: E402
-
-# What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
-BUILTINS = {
-    name: getattr(_builtins, name) for name in "dict list tuple object super set slice iter next Ellipsis".split()
-}
 
 
 REDUCIBLE = frozenset(

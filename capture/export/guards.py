@@ -15,9 +15,10 @@ from ..errors import ExportError
 from ..guards.recorder import Fact
 from ..hook import ABSENT
 from ..tensors.overlaps import Overlaps
+from ..values.residual_program import Output
 from .checks import FLAGS, SIZES, TYPES, same
 from .relations import write_number
-from .residual import Output, ResidualReader
+from .residual import ResidualReader
 from .unchanged import parts_of
 from .values import encode
 from .world import Frozen, Open, State, World

@@ -1,30 +1,31 @@
-"""What a residual function does, read from its source: where the graph's inputs come from, what is set, what returns.
+"""A residual program for a file: where the graph's inputs come from, what is set, what returns.
 
-Residual code is a straight line of a few forms (``moebius.codegen.residual`` writes it). Each form that a file can
-hold is read here; anything else is refused with what it was about.
+Each form that a file can hold is written here; anything else is refused with what it was about.
 """
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from ..errors import ExportError
+from ..values.residual_program import (
+    Attribute,
+    Build,
+    Call,
+    Expression,
+    Literal,
+    Load,
+    Output,
+    Return,
+    Statement,
+    Write,
+)
 from .values import encode
 from .world import Frozen, Open, State, World, part
-
-GETTERS = {"dict": "dict_item", "list": "list_item", "tuple": "tuple_item"}
-MAKERS = {list: "list", dict: "dict"}
-
-
-@dataclass(frozen=True)
-class Output:
-    """An output of the graph."""
-
-    index: int
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,25 @@ class Local:
 
 
 class ResidualReader:
-    """Reads one residual function into the JSON of a program (see docs/export.md)."""
+    """Writes one residual program as JSON (see docs/export.md)."""
 
     def __init__(self, run: Any, world: World, state: State, hints: list[str]):
         self.constants: dict[str, Any] = run.__globals__
-        self.world, self.state, self.hints = world, state, hints
+        self.world, self.state = world, state
         self.values: dict[str, Any] = {}
         self.loads: list[Any] = []
-        self.inputs: list[int] = []
         self.made: list[dict[str, Any]] = []
         self.writes: list[dict[str, Any]] = []
         self.written: dict[tuple[int, Any], Any] = {}
         self.result: Any = None
-        function = ast.parse(run.residual_source).body[0]
-        assert isinstance(function, ast.FunctionDef)
-        parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.kwonlyargs)]
-        for i, name in enumerate(parameters):
-            self.values[name] = world.argument(i)
-        self.block(function.body)
+        residual = run.residual_program
+        self.values |= {name: world.argument(i) for i, name in enumerate(residual.parameters)}
+        for load in residual.loads:
+            self.statement(load)
+        given = zip(map(self.value, residual.inputs), hints, strict=True)
+        self.inputs = [self.graph_input(value, hint) for value, hint in given]
+        for statement in residual.body:
+            self.statement(statement)
 
     def program(self) -> dict[str, Any]:
         return {
@@ -67,64 +69,45 @@ class ResidualReader:
     # Statements
     # ------------------------------------------------------------------------------------------------------------------
 
-    def block(self, body: list[ast.stmt]) -> None:
-        for statement in body:
-            match statement:
-                case ast.Try(body=[call], orelse=rest):
-                    self.block([call, *rest])
-                    return  # what follows goes on after an error
-                case ast.Assign(targets=[ast.Name(id="m_out")], value=ast.Call(args=inputs)):
-                    given = [value for i in inputs for value in self.spread(i)]
-                    self.inputs = [self.graph_input(v, i) for i, v in enumerate(given)]
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    self.values[name] = self.value(value)
-                case ast.Assign(targets=[ast.Attribute(value=cell, attr="cell_contents")], value=value):
-                    self.write(self.value(cell), "cell_contents", self.value(value), statement)
-                case ast.Expr(value=ast.Call() as call):
-                    self.call(call, statement)
-                case ast.Return(value=value):
-                    assert value is not None
-                    self.result = self.json(self.value(value), "the result")
-                    return
-                case _:
-                    self.refuse(statement)
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Write(str(name), value) if value is not None:
+                self.values[name] = self.value(value)
+            case Write(Attribute(cell, "cell_contents"), value) if value is not None:
+                self.write(self.value(cell), "cell_contents", self.value(value), statement)
+            case Call():
+                self.call(statement)
+            case Return(value):
+                self.result = self.json(self.value(value), "the result")
+            case _:
+                self.refuse(statement)
 
-    def spread(self, expression: ast.expr) -> list[Any]:
-        """The values of one argument of the graph's call, which may be a tuple that is spread."""
-        if not isinstance(expression, ast.Starred):
-            return [self.value(expression)]
-        packed = self.value(expression.value)
-        if not isinstance(packed, Frozen) or type(packed.obj) is not tuple:
-            self.refuse(expression)
-        return [Frozen(value) for value in packed.obj]
-
-    def graph_input(self, value: Any, position: int) -> int:
-        hint = self.hints[position]
+    def graph_input(self, value: Any, hint: str) -> int:
         loaded = self.json(value, hint)
         if not isinstance(loaded, dict) or "load" not in loaded:
             raise ExportError(f"{hint}: the graph's input is converted before the call (experts on ranks?)")
         return loaded["load"]
 
-    def call(self, call: ast.Call, statement: ast.stmt) -> None:
+    def call(self, call: Call) -> None:
         """An effect, or a part of an object that the step makes."""
         match call:
-            case ast.Call(func=ast.Attribute(value=owner, attr="extend" | "update"), args=[ast.Tuple(elts=items)]):
+            case Call(Attribute(owner, "extend" | "update"), (Build("tuple", items),)):
                 made = self.value(owner)
                 if isinstance(made, Local) and self.made[made.index]["make"] == "list":
                     self.made[made.index]["items"] += [self.json(self.value(i), "an item") for i in items]
                     return
-                self.refuse_change(made, statement)
-            case ast.Call(func=ast.Attribute(value=base, attr="__setitem__"), args=[owner, key, value]):
+                self.refuse_change(made, call)
+            case Call(Attribute(base, "__setitem__"), (owner, key, value)):
                 kind = self.value(base)
                 if isinstance(kind, Frozen) and isinstance(kind.obj, type) and issubclass(kind.obj, dict):
-                    self.write(self.value(owner), self.constant_of(self.value(key)), self.value(value), statement)
+                    self.write(self.value(owner), self.constant_of(self.value(key)), self.value(value), call)
                     return
-                self.refuse_change(self.value(owner), statement)
-            case ast.Call(func=ast.Attribute(attr="pop" | "clear"), args=[owner, *_]):
-                self.refuse_change(self.value(owner), statement)
-        self.refuse(statement)
+                self.refuse_change(self.value(owner), call)
+            case Call(Attribute(_, "pop" | "clear"), (owner, *_)):
+                self.refuse_change(self.value(owner), call)
+        self.refuse(call)
 
-    def write(self, owner: Any, key: Any, value: Any, statement: ast.stmt) -> None:
+    def write(self, owner: Any, key: Any, value: Any, statement: Statement) -> None:
         if isinstance(owner, Local):
             if self.made[owner.index]["make"] != "dict":
                 self.refuse(statement)
@@ -142,38 +125,25 @@ class ResidualReader:
     # Expressions
     # ------------------------------------------------------------------------------------------------------------------
 
-    def value(self, expression: ast.expr) -> Any:
+    def value(self, expression: Expression) -> Any:
         match expression:
-            case ast.Constant(value=value):
+            case Literal(value):
                 return Frozen(value)
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-                return Frozen(-number)
-            case ast.Name(id=name):
+            case str(name):
                 if name in self.values:
                     return self.values[name]
-                return Frozen(self.constants[name] if name in self.constants else self.builtin(name))
-            case ast.Tuple(elts=items):
-                return self.make("tuple", [self.json(self.value(i), "an item of a tuple") for i in items])
-            case ast.List(elts=[]):
-                return self.make("list", [])
-            case ast.Subscript(value=ast.Name(id="m_out"), slice=ast.Constant(value=int() as index)):
-                return Output(index)
-            case ast.Attribute(value=owner, attr=name):
-                return self.part(self.value(owner), "cell" if name == "cell_contents" else "attr", name, expression)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=base), attr="__getitem__"), args=[owner, key]) if (
-                base in GETTERS
-            ):
-                return self.part(self.value(owner), GETTERS[base], self.constant_of(self.value(key)), expression)
-            case ast.Call(func=ast.Name(id="m_raw_dict"), args=[owner]):
-                return self.part(self.value(owner), "instance_dict", None, expression)
-            case ast.Call(func=ast.Name(id=name), args=[]) if self.constants.get(name) in (dict, list):
-                return self.make(MAKERS[self.constants[name]], [])
+                return Frozen(self.constants[name] if name in self.constants else self.constants["__builtins__"][name])
+            case Build(kind, items):
+                return self.make(kind, [self.json(self.value(i), f"an item of a {kind}") for i in items])
+            case Output():
+                return expression
+            case Load(operation, owner, key):
+                return self.part(self.value(owner), operation, self.constant_of(self.value(key)), expression)
+            case Call(str(name), ()) if self.constants.get(name) is dict:
+                return self.make("dict", [])
         self.refuse(expression)
 
-    def builtin(self, name: str) -> Any:
-        return self.constants["__builtins__"][name]
-
-    def part(self, owner: Any, operation: str, key: Any, expression: ast.expr) -> Open | Frozen:
+    def part(self, owner: Any, operation: str, key: Any, expression: Load) -> Open | Frozen:
         if not isinstance(owner, Open | Frozen):
             self.refuse(expression)
         found = part(owner, operation, key)
@@ -193,7 +163,7 @@ class ResidualReader:
     def json(self, value: Any, hint: str) -> Any:
         """The JSON of a value that the loaded step will need."""
         if isinstance(value, Output):
-            return {"out": value.index}
+            return {"out": value.number}
         if isinstance(value, Local):
             return {"local": value.index}
         if isinstance(value, Open):
@@ -229,19 +199,16 @@ class ResidualReader:
     # Refusals
     # ------------------------------------------------------------------------------------------------------------------
 
-    def refuse(self, node: ast.AST) -> NoReturn:
-        involved = {
-            getattr(self.constants[n.id], "__qualname__", type(self.constants[n.id]).__name__)
-            for n in ast.walk(node)
-            if isinstance(n, ast.Name) and n.id.startswith("m_const") and n.id in self.constants
-        }
+    def refuse(self, node: Statement | Expression) -> NoReturn:
+        constants = [self.constants.get(name) for name in names_in(node) if name.startswith("m_const")]
+        involved = {getattr(obj, "__qualname__", type(obj).__name__) for obj in constants}
         about = f" ({', '.join(sorted(involved))})" if involved else ""
         raise ExportError(
             f"the step does or returns something that a file cannot hold{about}. Return tensors, numbers and plain "
             "containers, and keep other objects out of the step"
         )
 
-    def refuse_change(self, owner: Any, node: ast.AST) -> NoReturn:
+    def refuse_change(self, owner: Any, node: Statement) -> NoReturn:
         if isinstance(owner, Open):
             raise ExportError(f"the step changes its argument {self.world.names[owner.argument]}; return the new value")
         if isinstance(owner, Frozen):
@@ -251,3 +218,12 @@ class ResidualReader:
                 "setting entries of dictionaries and attributes of objects can be; return the value instead"
             )
         self.refuse(node)
+
+
+def names_in(node: Any) -> Iterator[str]:
+    """The names in a part of a residual program."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, tuple):
+        for each in node:
+            yield from names_in(each)

@@ -10,19 +10,6 @@ from .heap import Heap
 from .objects import Objects
 
 
-class Residual(Protocol):
-    """The residual function that is being written. outputs: the graph's values that it needs."""
-
-    lines: list[str]
-    outputs: list[Any]
-
-    def value(self, value: Any) -> str:
-        """The expression that gives a value of the trace."""
-
-    def constant(self, value: Any) -> str:
-        """The name of an object."""
-
-
 class TensorAttributes(Protocol):
     """torch's own attributes of tensors."""
 

@@ -19,8 +19,9 @@ from ..hook import ABSENT
 from ..python.specials import is_generic
 from ..tensors import tensor_class
 from ..tensors.tensor_class import KNOWN, rely_on
+from ..values.residual_program import Call, Literal, Residual
 from ..values.values import Break, TensorProxy
-from .interfaces import ClassLookups, Residual
+from .interfaces import ClassLookups
 from .objects import Objects
 from .records import Record, raw_dict
 
@@ -105,4 +106,4 @@ def replay(proxy: TensorProxy, emitter: Residual) -> None:
     """Set them on the tensor that the graph has computed, or that came in."""
     tensor = emitter.value(proxy)
     for name, value in proxy.attributes.items():
-        emitter.lines.append(f"{emitter.constant(SET)}({tensor}, {name!r}, {emitter.value(value)})")
+        emitter.lines.append(Call(emitter.constant(SET), (tensor, Literal(name), emitter.value(value))))

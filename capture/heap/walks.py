@@ -17,6 +17,7 @@ import torch
 from moebius.interpreter import STOP, is_kind
 
 from ..guards.sources import Part
+from ..values.residual_program import Call, Literal, Residual
 from ..values.values import ATOMS, Break
 from .iterator_states import COUNT, TELLING
 from .objects import Objects
@@ -35,10 +36,10 @@ class Walk:
         self.iterator, self.place, self.ahead, self.rest = iterator, place, ahead, rest
         self.taken, self.ended = 0, False
 
-    def advance(self, emitter: Any) -> None:
+    def advance(self, emitter: Residual) -> None:
         """Effect: the iterator itself gives what the trace took."""
         name = emitter.load(self.place.parent)
-        emitter.lines.append(f"{emitter.constant(advance)}({name}, {self.taken})")
+        emitter.lines.append(Call(emitter.constant(advance), (name, Literal(self.taken))))
 
 
 class Ahead:

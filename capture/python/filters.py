@@ -19,6 +19,7 @@ from ..heap.objects import Objects
 from ..tensors.graphs import ELSEWHERE
 from ..tensors.tensors import TensorOperations
 from ..values.numbers import Number
+from ..values.residual_program import Expression, Residual
 from ..values.values import Break, SymbolicObject
 from . import natives
 
@@ -67,7 +68,7 @@ class Recorded(SymbolicObject):
     def refuse(self, what: str) -> NoReturn:
         raise Break("warnings that were recorded", f"{what} of the list is read", "read it after the step")
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         return emitter.graph_value(self.number)
 
 

@@ -27,7 +27,7 @@ from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
 from ..values.numbers import is_open, numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
-from ..values.views import View, view_expression
+from ..values.views import View
 from . import arity, natives
 from .container_methods import (
     ADDING,
@@ -285,8 +285,8 @@ class Methods(CallParts):
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
-                made_by = functools.partial(view_expression, owner, base, name)
-                return self.objects.made(View(type(getattr(base(), name)()), made_by))
+                shown = getattr(base, name)  # of dict's own
+                return self.objects.made(View(type(shown(base())), lambda emitter: emitter.call(shown, owner)))
             if (done := self.by_keys_alone(record, name, args, kwargs, base)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and base in LISTS:

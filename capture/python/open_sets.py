@@ -6,7 +6,6 @@ order they stand nobody knows, and a number has no hash: what asks for these is 
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ import torch
 from moebius.interpreter import is_kind
 
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, CannotRebuild, SymbolicObject, type_of
+from ..values.residual_program import Call, Expression, Residual
+from ..values.values import ATOMS, BoundMethod, Break, CannotRebuild, SymbolicObject, type_of
 from .own_hashes import new_key
 from .parts import Parts
 
@@ -55,7 +55,12 @@ class OpenSet(SymbolicObject, named="set"):
     def attribute(self, name: str) -> Any:
         if name not in ("add", "pop") or self.kind is not set:
             self.refuse(name)
-        return self.objects.made(SetMethod(self, name))
+        return self.objects.made(BoundMethod(self, name))
+
+    def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != (name == "add"):
+            self.refuse(name)
+        return self.add(*args) if args else self.pop()
 
     def pop(self) -> Any:
         """Its only item; an empty one raises what Python does."""
@@ -88,28 +93,10 @@ class OpenSet(SymbolicObject, named="set"):
         held = other.items if type(other) is OpenSet else self.objects.contents(other)
         return (len(held) == len(self.items) and all(map(self.contains, held))) is (op == "==")
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if any(type(item) is Number and item.node is None for item in self.items):
             raise CannotRebuild(f"a {self.kind.__name__} of numbers that vary")
-        return f"{emitter.constant(self.kind)}(({''.join(f'{emitter.value(item)}, ' for item in self.items)}))"
-
-
-class SetMethod(SymbolicObject):
-    """``numbers.pop`` or ``numbers.add``, not yet called."""
-
-    __slots__ = ("name", "owner")
-    kind = types.BuiltinMethodType
-
-    def __init__(self, owner: OpenSet, name: str):
-        self.owner, self.name = owner, name
-
-    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
-        if kwargs or len(args) != (self.name == "add"):
-            self.owner.refuse(self.name)
-        return self.owner.add(*args) if args else self.owner.pop()
-
-    def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.owner)}.{self.name}"
+        return Call(emitter.constant(self.kind), (emitter.values(self.items),))
 
 
 def varies(domain: Parts, item: Any) -> bool:

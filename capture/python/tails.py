@@ -22,6 +22,7 @@ from ..heap.varying import RINGS
 from ..hook import ABSENT
 from ..values.numbers import Number, example
 from ..values.numpy_numbers import is_numpy_function
+from ..values.residual_program import Expression, Residual
 from ..values.values import SYMBOLIC, Break, SymbolicObject, TensorProxy
 from .parts import Parts
 
@@ -53,9 +54,8 @@ class Tail(SymbolicObject):
     def length(self) -> Any:
         return self.tails.length_of(self.record, self.size)
 
-    def expression(self, emitter: Any) -> str:
-        found: str = emitter.value(self.items)
-        return found
+    def expression(self, emitter: Residual) -> Expression:
+        return emitter.value(self.items)
 
     def today(self) -> list[Any]:
         """Its items, with some number for each that only the running step knows."""

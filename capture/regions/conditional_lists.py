@@ -13,7 +13,6 @@ Which lists these are is learnt from a trace that such an ``append`` stopped: by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +24,8 @@ from moebius.lowering.step.gathered import cat_present, how_many, no_rows, prese
 from ..python.parts import Parts
 from ..tensors.arrays import ArrayNumber
 from ..torch_facts import torch_fakes, torch_private
-from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
+from ..values.residual_program import Call, Expression, Residual, tuple_of
+from ..values.values import BoundMethod, Break, CannotRebuild, SymbolicObject, TensorProxy
 from .autograd_joins import carried_on
 from .branches import Conditional
 from .loop_regions import ONE, LoopRegion
@@ -62,7 +62,14 @@ class ConditionalList(SymbolicObject):
         )
 
     def attribute(self, name: str) -> Any:
-        return self.objects.made(Append(self, name)) if name in ("append", "extend") else self.refuse(f"list.{name}")
+        if name not in ("append", "extend"):
+            self.refuse(f"list.{name}")
+        return self.objects.made(BoundMethod(self, name))
+
+    def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> None:
+        if kwargs or len(args) != 1:
+            self.refuse(f"list.{name}")
+        self.append(args[0]) if name == "append" else self.extend(args[0])
 
     def append(self, value: Any) -> None:
         """``list.append(value)``."""
@@ -140,29 +147,12 @@ class ConditionalList(SymbolicObject):
         fake = tensors.on_fakes(torch.cat, (values, 0), {})
         return tensors.record("call_function", cat_present, (values, asked), {}, fake)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if self.domain.open_loops:
             raise CannotRebuild("a list is alive in the middle of a branch that appends to it")
-        values = "".join(f"{emitter.value(value)}, " for value, _ in self.items)
-        asked = "".join(f"({emitter.value(condition)}, {taken_if}), " for condition, taken_if in self.asked())
-        return f"{emitter.constant(present)}(({values}), ({asked}))"
-
-
-class Append(SymbolicObject):
-    """``list.append`` of such a list, or ``list.extend``."""
-
-    kind = BuiltinMethodType
-
-    def __init__(self, gathered: ConditionalList, name: str):
-        self.gathered, self.name = gathered, name
-
-    def call(self, args: list, kwargs: dict[str, Any]) -> None:
-        if kwargs or len(args) != 1:
-            self.gathered.refuse(f"list.{self.name}")
-        self.gathered.append(args[0]) if self.name == "append" else self.gathered.extend(args[0])
-
-    def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.gathered)}.{self.name}"
+        values = emitter.values(value for value, _ in self.items)
+        asked = tuple_of(emitter.values(each) for each in self.asked())
+        return Call(emitter.constant(present), (values, asked))
 
 
 class Lists:

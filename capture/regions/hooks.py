@@ -23,11 +23,11 @@ from moebius.lowering.step import RankHook
 from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation, hooks_of_accumulation
 
 from ..guards.sources import Source, part
-from ..heap.interfaces import Residual
 from ..python import natives
 from ..python.parts import Parts
 from ..python.substitutes import module_hook
 from ..tensors.interfaces import Hooked
+from ..values.residual_program import Residual, method
 from ..values.values import Break, CannotRebuild, TensorProxy
 from .subgraphs import SubgraphTracer
 
@@ -262,5 +262,5 @@ class GradientHooks(SubgraphTracer):
                     raise CannotRebuild("a gradient hook belongs to what a tensor was before it was changed in place")
                 name = emitter.value(entry.tensor)
                 for hook in entry.hooks.values():
-                    emitter.lines.append(f"{name}.register_hook({emitter.value(hook)})")
+                    emitter.lines.append(method(name, "register_hook", emitter.value(hook)))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from types import BuiltinMethodType, MethodDescriptorType
+from types import MethodDescriptorType
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +30,8 @@ from ..torch_facts import torch_private
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, number_kind
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import OpaqueTensor
-from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
+from ..values.residual_program import Call, Expression, Literal, Residual, Write, method
+from ..values.values import BoundMethod, Break, CannotRebuild, SymbolicObject, TensorProxy, type_of
 from .counts import FEW, unknown_number
 from .interfaces import Domain
 
@@ -88,10 +89,10 @@ class ArrayNumber(SymbolicObject, named="int64"):
             self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
         return OPERATIONS[op](*map(plain, (left, right)))
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if not self.certain:
             raise CannotRebuild("a number that is numpy's or Python's is alive across a graph break")
-        return f"{emitter.constant(self.kind)}({emitter.value(self.value)})"
+        return emitter.call(self.kind, self.value)
 
 
 Origin = tuple[Any, list, dict[str, Any]]  # a function, and what it was given
@@ -290,28 +291,17 @@ class Array(SymbolicObject, named="ndarray"):
     def call_method(self, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         return self.arrays.method(self, name, args, kwargs)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if self.origin is not None:
             function, args, named = self.origin
-            given = [*map(emitter.value, args), *(f"{name}={emitter.value(value)}" for name, value in named.items())]
-            return f"{emitter.constant(function)}({', '.join(given)})"
-        copied = ".copy('K')" if self.alone else ""  # (with its layout)
-        return f"{emitter.value(self.proxy)}.numpy(){copied}"
+            given = tuple((name, emitter.value(value)) for name, value in named.items())
+            return emitter.call(function, *args)._replace(named=given)
+        array = method(emitter.value(self.proxy), "numpy")
+        return method(array, "copy", Literal("K")) if self.alone else array  # (with its layout)
 
 
-class ArrayMethod(SymbolicObject):
+class ArrayMethod(BoundMethod):
     """``array.name``, not yet called."""
-
-    kind = BuiltinMethodType
-
-    def __init__(self, array: Array, name: str):
-        self.array, self.name = array, name
-
-    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
-        return self.array.call_method(self.name, args, kwargs)
-
-    def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.array)}.{self.name}"
 
 
 class ArrayRows(SymbolicObject):
@@ -334,10 +324,10 @@ class ArrayRows(SymbolicObject):
         array, at = self.array, self.at - 1
         return array.elements()[at] if array.is_of_counts() else array.item(at)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         name = emitter.fresh()
-        emitter.lines.append(f"{name} = iter({emitter.value(self.array)})")
-        emitter.lines.append(f"{name}.__setstate__({self.at})")
+        emitter.lines.append(Write(name, Call("iter", (emitter.value(self.array),))))
+        emitter.lines.append(method(name, "__setstate__", Literal(self.at)))
         return name
 
 

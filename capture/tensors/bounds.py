@@ -20,6 +20,7 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number, number_kind
+from ..values.residual_program import Expression, Residual
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
 from .counts import INTEGERS
 from .eithers import Either, Site, of_extreme
@@ -79,12 +80,11 @@ class Bound(SymbolicObject):
             self.refuse(what)
         return (self.number, right) if left is self else (left, self.number)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if self.versions_now() != self.versions:
             self.refused.add(self.site)
             raise CannotRebuild(f"what {self.function.__name__}() of tensors gave is alive after a write into them")
-        values = ", ".join(emitter.value(value) for value in self.values)
-        return f"{emitter.constant(self.function)}({values})"
+        return emitter.call(self.function, *self.values)
 
 
 class Bounds:

@@ -23,6 +23,7 @@ from moebius.lowering.step import chosen, either
 from ..torch_facts import torch_private
 from ..values.formulas import Formula
 from ..values.numbers import OPERATIONS, PLAIN_NUMBERS, UNARY, Number, number_kind
+from ..values.residual_program import Expression, Residual
 from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy, is_of_one_number, replaced
 from .fakes import fake_of, leaves
 from .interfaces import Domain
@@ -89,12 +90,11 @@ class Either(SymbolicObject):
             self.refuse("a use after a write")
         return number_of(self.domain, self.condition, *self.sides)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         if self.versions_now() != self.versions:
             self.refused.add(self.site)
             raise CannotRebuild("what data have chosen is alive after a write into one of the two")
-        one, other = map(emitter.value, self.sides)
-        return f"({one} if {emitter.value(self.condition)} else {other})"
+        return emitter.call(chosen, self.condition, *self.sides)
 
 
 def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number:

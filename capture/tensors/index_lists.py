@@ -15,6 +15,7 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_private
 from ..values.numbers import is_open, number_kind
+from ..values.residual_program import Expression, Residual, method
 from ..values.values import Operations, SymbolicObject, TensorProxy, decided_by_data
 
 
@@ -36,8 +37,8 @@ class IndexList(SymbolicObject):
             self.refuse("a tensor with a gradient")
         return torch.get_default_device() if device is None else device, dtype or torch.int64
 
-    def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.proxy)}.tolist()"
+    def expression(self, emitter: Residual) -> Expression:
+        return method(emitter.value(self.proxy), "tolist")
 
 
 def index_list(proxy: TensorProxy) -> IndexList | None:
@@ -68,8 +69,8 @@ class IndexRange(SymbolicObject):
     def iterate(self) -> Any:
         raise decided_by_data()
 
-    def expression(self, emitter: Any) -> str:
-        return f"{emitter.constant(range)}({emitter.value(self.size)})"
+    def expression(self, emitter: Residual) -> Expression:
+        return emitter.call(range, self.size)
 
 
 def index_range(tensors: Operations, args: list) -> IndexRange | None:

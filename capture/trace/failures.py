@@ -34,6 +34,7 @@ from ..hook import call_unhooked
 from ..hook.signals import signals_wait
 from ..tensors.deferred_state import DeferredState, StateAtCapture
 from ..torch_facts import torch_private
+from ..values.residual_program import Expression
 from ..values.values import CannotRebuild
 from .assumptions import Assumptions
 from .frame_snapshots import FrameSnapshot, connected, continuation
@@ -188,12 +189,12 @@ class FailureHandler:
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)
 
-    def rest(self, emitter: Emitter, reached: Reached, trace: Trace, native: str) -> Callable[..., Any]:
+    def rest(self, emitter: Emitter, reached: Reached, trace: Trace, native: Expression) -> Callable[..., Any]:
         """The residual code without its graph: the effects so far, and then what the native code gives."""
         found = {proxy.node: proxy.real for proxy in trace.tensors.inputs}
         left = Values(reached.values, reached.inputs, trace.writer, found)
         values = tuple(map(left.of, emitter.outputs))
-        return emitter.function(self.function.__name__, lambda: values, [], [f"return {native}"])
+        return emitter.function(self.function.__name__, lambda: values, [], native)
 
 
 def advancing(chain: list[FrameSnapshot]) -> list[FrameSnapshot]:

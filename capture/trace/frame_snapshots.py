@@ -25,9 +25,11 @@ from ..bytecode.stack_layout import (
     without_call_prefix,
 )
 from ..codegen.continuation_code import CannotResume, State, deferred_code
+from ..codegen.rebuild_functions import named_as, over_cells
 from ..codegen.residual import Emitter
 from ..codegen.resume import is_held, live_names, refuse_cells
 from ..python.construction import Making
+from ..values.residual_program import Call, Expression, tuple_of
 from ..values.values import SymbolicObject, TensorProxy, UndefinedAfterLoop
 
 
@@ -111,21 +113,21 @@ def calls(outer: FrameSnapshot, inner: Frame) -> bool:
 MAY_BE_GONE = (TensorProxy, UndefinedAfterLoop, SymbolicObject)
 
 
-def continuation(emitter: Emitter, chain: list[FrameSnapshot], what: str, inner: Any) -> str:
+def continuation(emitter: Emitter, chain: list[FrameSnapshot], what: str, inner: Any) -> Expression:
     """An expression for a callable that goes on in these frames. what: the innermost frame's ("native_frame").
 
     inner: what the innermost raises or calls.
     """
-    text = emitter.constant(inner)
+    going_on: Expression = emitter.constant(inner)
     for caller, place in reversed(list(zip([None, *chain], chain, strict=False))):
-        text = native_frame(emitter, place, text, what)
+        going_on = native_frame(emitter, place, going_on, what)
         what = "call"
         if place.frame.shell is not None:
-            text, what = begun_generator(emitter, place.frame, text), "run"  # the instruction advances it
+            going_on, what = begun_generator(emitter, place.frame, going_on), "run"  # the instruction advances it
         elif caller is not None and caller.making is not None:
             partial, wrapper = emitter.constant(functools.partial), emitter.constant(initialised)
-            text = f"{partial}({wrapper}, {emitter.value(caller.making.made)}, {text})"
-    return text
+            going_on = Call(partial, (wrapper, emitter.value(caller.making.made), going_on))
+    return going_on
 
 
 @hidden
@@ -137,17 +139,17 @@ def initialised(made: Any, init: Callable[[], Any]) -> Any:
     return made
 
 
-def begun_generator(emitter: Emitter, frame: Frame, text: str) -> str:
+def begun_generator(emitter: Emitter, frame: Frame, begin: Expression) -> Expression:
     """A generator that goes on in the frame when it is advanced next, in the place of the frame's own one."""
     generator = frame.shell() if frame.shell is not None else None
     if generator is None or id(generator) in emitter.built:
         raise CannotResume("a generator that runs is held by what it holds")
-    name = emitter.assign(generator, f"{text}()")
-    emitter.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
+    name = emitter.assign(generator, Call(begin))
+    emitter.lines += named_as(name, generator)
     return name
 
 
-def native_frame(emitter: Emitter, place: FrameSnapshot, inner: str, what: str) -> str:
+def native_frame(emitter: Emitter, place: FrameSnapshot, inner: Expression, what: str) -> Call:
     """A callable that goes on in one frame.
 
     what: "raise" raises ``inner`` where the frame is; "call" calls it in place of the frame's instruction, and goes on
@@ -190,11 +192,6 @@ def native_frame(emitter: Emitter, place: FrameSnapshot, inner: str, what: str) 
     code = emitter.constant(deferred_code(frame.code, state, instead))
     if any(n not in where or not is_kind(frame.locals[where[n]], types.CellType) for n in cells if n in live):
         raise CannotResume("a cell is not made yet")
-    closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
-    function = (
-        f"m_types.FunctionType({code}(), {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
-        + (f"({closure})" if cells else "None")
-        + ")"
-    )
-    partial = emitter.constant(functools.partial)
-    return f"{partial}({', '.join([function, *values, *([inner] if instead else [])])})"
+    closure = tuple_of(emitter.value(frame.locals[where[n]]) if n in live else Call("m_cell") for n in cells)
+    function = over_cells(Call(code), emitter.constant(frame.globals), frame.code.co_name, closure)
+    return Call(emitter.constant(functools.partial), (function, *values, *([inner] if instead else [])))

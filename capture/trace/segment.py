@@ -45,6 +45,7 @@ from ..tensors.deferred_state import DeferredState
 from ..tensors.overlaps import memory_of
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import READINGS, Number
+from ..values.residual_program import Call, Literal, Write
 from ..values.values import Break, CannotRebuild, TensorProxy
 from .blockers import name_blockers
 from .failures import FailureHandler
@@ -135,9 +136,9 @@ def build(
         if attempt.whole_natively:
             raise CannotRebuild(attempt.whole_natively)
         if attempt.graph_break is None:
-            ending = [f"return {emitter.value(attempt.result)}"]
+            result = emitter.value(attempt.result)
         else:
-            ending = continue_natively(attempt, emitter, owner)
+            result = continue_natively(attempt, emitter, owner)
         EffectReplay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
@@ -147,7 +148,7 @@ def build(
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks
         graph = None if lowered is None else with_missing_gradients(lowered, owners, deferred_state, foreign)
         failures = on_failure(attempt, lowered, deferred_state)
-        run = emitter.function(name, graph, inputs, ending, failures, label_of(captured))
+        run = emitter.function(name, graph, inputs, result, failures, label_of(captured))
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
         if attempt.shows_context and attempt.handled is not None:
             raise CannotRebuild("what its caller handles is the context of an exception that it raises")
@@ -353,7 +354,7 @@ def live_inputs(attempt: Trace) -> list[TensorProxy]:
 
 
 def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, options: Options) -> list[str]:
-    """Expressions for the graph's inputs. Parameters whose experts live on ranks come in as this rank's part."""
+    """Names of the graph's inputs. Parameters whose experts live on ranks come in as this rank's part."""
     if lowered is None:
         return []
     names = [emitter.load(p.source) for p in live_inputs(attempt) if p.source is not None]
@@ -364,8 +365,9 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
     convert = emitter.constant(to_graph_input)
     for place, how in enumerate(input_conversions(lowered.gm, options.for_lowering())):
         if how != "as is":  # once, before the graph: ranks may communicate, and what handles a failure has it too
-            emitter.loads.append(f"m_rows_{place} = {convert}({names[place]}, {how!r})")
-            names[place] = f"m_rows_{place}"
+            rows = f"m_rows_{place}"
+            emitter.loads.append(Write(rows, Call(convert, (names[place], Literal(how)))))
+            names[place] = rows
     return names
 
 
@@ -427,8 +429,8 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[str]:
-    """The lines that run the broken instruction natively and go on in the captured continuation of the frame."""
+def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> Call:
+    """What runs the broken instruction natively and goes on in the captured continuation of the frame."""
     frame = attempt.frame
     if frame is None:
         raise CannotResume("it was not entered")
@@ -451,12 +453,13 @@ def continue_natively(attempt: Trace, emitter: Emitter, owner: Owner) -> list[st
     for position, value in enumerate(frame.stack):
         if position in going_on.state.nulls:
             continue
-        text = emitter.value(going_on.exceptions.get(position, value))
-        parts.append(f"{emitter.constant(owner.below)}({text})" if position == callee and wants_hook(value) else text)
+        part = emitter.value(going_on.exceptions.get(position, value))
+        hooked = position == callee and wants_hook(value)
+        parts.append(Call(emitter.constant(owner.below), (part,)) if hooked else part)
     if going_on.whole_loop or (callee is None and any(may_run_code(v) for v in frame.stack[-3:])):
         run = owner.below(run)  # a property, an operator or a context of the user's
     run = left_first(owner.settled(attempt.native.timed(run)))
-    return [f"return {emitter.constant(run)}({', '.join(parts)})"]
+    return Call(emitter.constant(run), tuple(parts))
 
 
 def unless_raised(go_on: Callable[..., Any], returned: Callable[[], None], native: NativePart) -> Callable[..., Any]:

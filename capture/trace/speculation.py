@@ -148,7 +148,7 @@ class Speculation:
         emitter, request = self.emitter(), self.trace.request
         native = continuation(emitter, frames, "run", None)
         EffectReplay(emitter).effects()
-        return emitter, emitter.function(request.function.__name__, held, [], [f"return {native}"])
+        return emitter, emitter.function(request.function.__name__, held, [], native)
 
     def emitter(self) -> Emitter:
         request = self.trace.request

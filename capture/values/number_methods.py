@@ -10,6 +10,7 @@ from moebius.interpreter.domain.core import type_name
 
 from .numbers import Arithmetic, Number
 from .numpy_numbers import NUMPY_NUMBERS, is_pure_method
+from .residual_program import Expression, Residual
 from .values import Break, SymbolicObject, type_of
 
 METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -31,8 +32,8 @@ class NumberMethod(SymbolicObject, named="builtin_function_or_method"):
             return self.number
         return getattr(self.function, name) if name in ("__name__", "__qualname__") else super().attribute(name)
 
-    def expression(self, emitter: Any) -> str:
-        return f"({emitter.value(self.number)}).{self.function.__name__}"
+    def expression(self, emitter: Residual) -> Expression:
+        return emitter.call(getattr, self.number, self.function.__name__)
 
     def call(self, args: list, kwargs: dict[str, Any]) -> Any:
         return self.numbers.apply(self.function, self.number, *args, method=self.function.__name__, **kwargs)

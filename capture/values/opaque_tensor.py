@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, NoReturn, Protocol
 
 from ..guards.sources import Source
+from .residual_program import Expression, Residual
 from .values import Break, SymbolicObject
 
 
@@ -26,7 +27,7 @@ class OpaqueTensor(SymbolicObject, named="Tensor"):
     def refuse(self, what: str) -> NoReturn:
         raise Break(self.why.reason, self.why.detail, self.why.hint)
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         return emitter.load(self.source)
 
 

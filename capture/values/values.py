@@ -20,6 +20,7 @@ from moebius.interpreter.domain.operators import OPERATIONS, STEMS
 from ..guards.sources import Source
 from .expert_numbers import number_of
 from .numpy_numbers import NUMPY_NUMBERS
+from .residual_program import Attribute, Expression, Residual
 
 # Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
 ATOMS = frozenset(
@@ -322,9 +323,24 @@ class SymbolicObject:
         """The same of a comparison."""
         self.refuse(f"{op}")
 
-    def expression(self, emitter: Any) -> str:
-        """The text that makes, once the step has run, what it stands for."""
+    def expression(self, emitter: Residual) -> Expression:
+        """What makes, once the step has run, what it stands for."""
         raise CannotRebuild(f"a {type(self).__name__} is alive across a graph break")
+
+
+class BoundMethod(SymbolicObject):
+    """``owner.name`` of such an object that has ``call_method``, not yet called."""
+
+    kind = types.BuiltinMethodType
+
+    def __init__(self, owner: Any, name: str):
+        self.owner, self.name = owner, name
+
+    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
+        return self.owner.call_method(self.name, args, kwargs)
+
+    def expression(self, emitter: Residual) -> Expression:
+        return Attribute(emitter.value(self.owner), self.name)
 
 
 class UndefinedAfterLoop:

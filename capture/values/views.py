@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..heap.varying import IN_EACH_TURN
+from .residual_program import Expression, Residual
 from .values import Break, SymbolicObject
 
 
@@ -18,7 +19,7 @@ class View(SymbolicObject):
     __slots__ = ("kind", "made_by")
     kind: type
 
-    def __init__(self, kind: type, made_by: Callable[[Any], str]):
+    def __init__(self, kind: type, made_by: Callable[[Any], Expression]):
         self.kind, self.made_by = kind, made_by
 
     def iterate(self) -> NoReturn:
@@ -32,10 +33,5 @@ class View(SymbolicObject):
             in_each_iteration,
         )
 
-    def expression(self, emitter: Any) -> str:
+    def expression(self, emitter: Residual) -> Expression:
         return self.made_by(emitter)
-
-
-def view_expression(owner: Any, base: type, name: str, emitter: Any) -> str:
-    """``owner.values()``, by the method of dict's own."""
-    return f"{emitter.constant(getattr(base, name))}({emitter.value(owner)})"
