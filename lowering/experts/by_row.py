@@ -9,7 +9,6 @@ The rows lie in the order in which the iterations would run, and so are sums tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.autocast import autocast_at
 from moebius.lowering.experts import proof, unrolled_loops
 from moebius.lowering.experts.claims import Claim, Refused, known, what_is_added
 from moebius.lowering.experts.facts import (
@@ -162,28 +162,16 @@ def as_many(claim: ByRow) -> Fault | None:
     return None
 
 
-def projections(claim: ByRow) -> Iterator[tuple[fx.Node, Any, set[torch.dtype]]]:
-    """(node, its dtype, those of its operands) of each projection."""
-    for node in claim.nodes:
-        if (call := read_call(node)) is not None and call.name in PRODUCTS:
-            operands = filter(None, map(dtype_of, node.all_input_nodes))
-            yield node, dtype_of(node), set(operands)
-
-
-def autocast_of(claim: ByRow) -> torch.dtype | None:
-    """What autocast makes of a projection's operands where the iterations run under it; the loop stands where they
-    do."""
-    narrow = ((own, found) for _, own, found in projections(claim) if own is not None and own.itemsize == 2)
-    return next((own for own, found in narrow if torch.float32 in found <= {torch.float32, own}), None)
-
-
 def one_dtype(claim: ByRow) -> Fault | None:
     """Each projection is computed in the dtype of its operands, or in autocast's, and all in floating point."""
-    for node, own, found in projections(claim):
-        if own not in FLOATS:
-            return "a projection is not in floating point", node
-        if found != {own} and autocast_of(claim) != own:
-            return f"a projection in {own} is of {', '.join(map(str, found))}", node
+    casts = {to for _, to in autocast_at(claim.reader.loop)}
+    for node in claim.nodes:
+        if (call := read_call(node)) is not None and call.name in PRODUCTS:
+            own, found = dtype_of(node), set(filter(None, map(dtype_of, node.all_input_nodes)))
+            if own not in FLOATS:
+                return "a projection is not in floating point", node
+            if found != {own} and own not in casts:
+                return f"a projection in {own} is of {', '.join(map(str, found))}", node
     return None
 
 

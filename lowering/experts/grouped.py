@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.autocast import autocast_at
 from moebius.lowering.contract import Work
 from moebius.lowering.errors import defect
 from moebius.lowering.experts.counting import Counted, Counting
@@ -26,7 +27,7 @@ from moebius.lowering.experts.positions import computed_since_the_choice, is_sor
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import INDICES
 from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, dtype_of, rank_of, same_shape, shape_of
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
@@ -50,7 +51,7 @@ def gather_weights(work: Work) -> Gathered:
     """Writes the grouped products so, where it is known which row is of which expert."""
     graph, result = work.gm.graph, Gathered()
     products = [(node, operands) for node in graph.nodes if (operands := grouped(node)) is not None]
-    if products and is_cast(graph, [node for node, _ in products]):
+    if any(is_cast(node) for node, _ in products):
         result.why = dict.fromkeys((node for node, _ in products), CAST)
     elif products:
         try:
@@ -88,12 +89,9 @@ def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], ga
         gathered.found.append(Provisional(node, result, result))
 
 
-def is_cast(graph: fx.Graph, products: list[fx.Node]) -> bool:
-    """Whether autocast, which leaves grouped products alone, may cast the products that would take their place."""
-    types = [torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    types += [node.args[1] for node in graph.find_nodes(op="call_function", target=torch.set_autocast_dtype)]
-    values = [tensor_of(node) for node in products]
-    return any(value is None or value.dtype != one for value in values for one in types)
+def is_cast(product: fx.Node) -> bool:
+    """Whether autocast, which leaves grouped products alone, would cast the product that takes its place."""
+    return any(to != dtype_of(product) for _, to in autocast_at(product))
 
 
 def left_over(graph: fx.Graph) -> list[list[fx.Node]]:

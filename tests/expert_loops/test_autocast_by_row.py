@@ -78,6 +78,6 @@ def test_autocast_that_changes_in_a_iteration():
 
 
 def test_autocast_is_asked_for(monkeypatch):
-    monkeypatch.setattr(by_row, "autocast_of", lambda claim: None)
+    monkeypatch.setattr(by_row, "autocast_at", lambda loop: ())
     _, regions = under_autocast(normed_before, over_hits)
     assert not regions[0].lowered and "one dtype" in regions[0].refusal

@@ -331,6 +331,19 @@ def test_autocast_leaves_grouped_products_alone() -> None:
     assert not region.lowered and "autocast" in region.refusal
 
 
+def test_autocast_elsewhere_leaves_them_experts() -> None:
+    layer, given = made(AS_WRITTEN), inputs_of()
+
+    def step(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = x @ x.T
+        return layer(x, *others) + narrow.float().mean()
+
+    report = explain(step)(*given)
+    torch.testing.assert_close(report.result, step(*given))
+    assert [region.lowered for region in report.expert_regions] == [True]
+
+
 @pytest.mark.parametrize("frozen", [(3,), (2, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
 def test_frozen_weights_are_experts_too(frozen: tuple[int, ...]) -> None:
     layer, seen = made(AS_WRITTEN), []
