@@ -14,7 +14,7 @@ import torch
 
 from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import lookup, special, type_name
-from moebius.interpreter.domain.operators import COMPARE_DUNDERS, COMPARISONS
+from moebius.interpreter.domain.operators import COMPARE_DUNDERS, COMPARISONS, unsupported
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 from moebius.interpreter.domain.operators import STEMS as DUNDERS
 
@@ -55,7 +55,6 @@ WITH_SIZES = frozenset((bool, int, float, complex, *SYMBOLIC))
 FLOATS = frozenset((float, torch.SymFloat))
 NUMBERS_AND_SIZES = NUMPY_NUMBERS | WITH_SIZES | {Number}
 NOT_NUMBERS = frozenset((str, type(None)))
-POWER = {"**": "** or pow()"}
 NEVER_SYMBOLIC = frozenset(("<<", ">>"))  # sympy's is not Python's
 
 
@@ -201,10 +200,7 @@ class Operators(Membership):
             raise Break("arithmetic on a symbolic size", detail, "use plain numbers with sizes")
         if op in ("==", "!="):
             return op == "!="
-        kinds = [f"'{type_name(type_of(side))}'" for side in (left, right)]
-        if compares:
-            raise TypeError(f"'{op}' not supported between instances of {' and '.join(kinds)}")
-        raise TypeError(f"unsupported operand type(s) for {POWER.get(op, op)}: {' and '.join(kinds)}")
+        raise unsupported(op, type_of(left), type_of(right))
 
     def look_at_divisor(self, divisor: Any) -> None:
         """A guard that a size is not 0: with 0 it may be Python's ZeroDivisionError. Of a number that values decide the

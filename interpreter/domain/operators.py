@@ -42,6 +42,14 @@ CLEARED = Exception if sys.version_info < (3, 14) else AttributeError
 LENGTH_IS_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range}
 
 
+def unsupported(op: str, left: type, right: type) -> TypeError:
+    """The error of an operator or a comparison that no operand of these types has."""
+    kinds = f"'{type_name(left)}' and '{type_name(right)}'"
+    if op in COMPARISONS:
+        return TypeError(f"'{op}' not supported between instances of {kinds}")
+    return TypeError(f"unsupported operand type(s) for {'** or pow()' if op == '**' else op}: {kinds}")
+
+
 class Operators(Core):
     """Unary and binary operators, comparison, containment, truth, length."""
 
@@ -95,10 +103,7 @@ class Operators(Core):
             result = self.sequence_slots(op, left, right, forward, in_place)
             if result is not NotImplemented:
                 return result
-        name = "** or pow()" if plain_op == "**" and op is plain_op else op
-        raise TypeError(
-            f"unsupported operand type(s) for {name}: '{type_name(left_type)}' and '{type_name(right_type)}'"
-        )
+        raise unsupported(op, left_type, right_type)
 
     def sequence_slots(self, op: str, left: Any, right: Any, forward: str, in_place: str) -> Any:
         """Objects/abstract.c PyNumber_Add, PyNumber_Multiply and kin once both operands' number slots have declined."""
@@ -160,9 +165,7 @@ class Operators(Core):
             return left is right
         if op == "!=":
             return left is not right
-        raise TypeError(
-            f"'{op}' not supported between instances of '{type_name(left_type)}' and '{type_name(right_type)}'"
-        )
+        raise unsupported(op, left_type, right_type)
 
     def inverted_eq(self, tp: type) -> Any:
         """A type's __eq__ where it is Python and its __ne__ is object's, which inverts it."""
