@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import LoadError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 MEMBERS = ("graph.json", "program.json", "guards.json", "state.json", "tensors.safetensors", "graph.py")
 MAX_JSON = 256 << 20  # bytes of one JSON member

@@ -9,7 +9,7 @@ import torch
 
 from ..torch_facts.spans import firsts_of, has_memory, span
 from .archive import each, fields, index, need
-from .relations import read_number, size_relation
+from .relations import read_number
 from .values import decode, read_key
 
 PLAIN = (bool, int, float, complex, str, list, tuple, dict, set)
@@ -184,7 +184,7 @@ def read_same(content: dict[str, Any], count: int) -> Holds:
 
 
 def read_sizes(content: dict[str, Any], count: int) -> Holds:
-    holds = size_relation(content["relation"], count)
+    holds = read_number(content["relation"], count)
     return lambda *objs: None if holds(objs) is True else f"sizes {', '.join(map(describe, objs))}"[:200]
 
 

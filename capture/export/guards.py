@@ -7,6 +7,7 @@ captured for is checked at each call.
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from moebius.interpreter import is_kind
@@ -17,7 +18,7 @@ from ..hook import ABSENT
 from ..tensors.overlaps import Overlaps
 from ..values.residual_program import Output
 from .checks import FLAGS, SIZES, TYPES, same
-from .relations import write_number
+from .relations import write_number, write_relation
 from .residual import ResidualReader
 from .unchanged import parts_of
 from .values import encode
@@ -161,7 +162,7 @@ class GuardWriter:
         elif not all(places):
             self.refuse(fact, "it is about an argument and the world of the capture")
         elif (text := getattr(predicate, "relation", None)) is not None:
-            self.add(fact, "sizes", places, relation=text)
+            self.add(fact, "sizes", places, relation=write_relation(ast.parse(text, mode="eval").body))
         elif hasattr(predicate, "evaluate") and hasattr(predicate, "expected"):
             formula = write_number(predicate.evaluate, predicate.sources)
             self.add(fact, "number", places, formula=formula, value=encode(predicate.expected))
