@@ -20,10 +20,9 @@ from moebius.interpreter import is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number, number_kind
-from ..values.residual_program import Expression, Residual
-from ..values.values import Break, CannotRebuild, SymbolicObject, TensorProxy
+from ..values.values import Break, TensorProxy
 from .counts import INTEGERS
-from .eithers import Either, Site, of_extreme
+from .eithers import Chosen, Either, Site, of_extreme
 from .interfaces import Domain
 
 LARGEST = 1 << 53  # beyond it a float is another number
@@ -31,26 +30,17 @@ ONE_HOT = torch.nn.functional.one_hot
 CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {max: torch.sym_max, min: torch.sym_min}
 
 
-class Bound(SymbolicObject):
-    """The result of ``function(*values)``. number: it, as an int of the graph; versions: of the tensors among them."""
+class Bound(Chosen):
+    """The result of ``function(*values)``. number: it, as an int of the graph."""
 
     def __init__(self, bounds: Bounds, site: Site, function: Callable[..., Any], values: Sequence[Any]):
-        self.site, self.function, self.values = site, function, values
-        self.domain, self.refused = bounds.domain, bounds.refused
+        super().__init__(bounds.domain, bounds.refused, site, values)
+        self.function, self.made_by = function, (function, *values)
         self.held = functools.reduce(CHOICES[function], map(bounds.tensors.bound, values))
-        self.versions = self.versions_now()
-
-    def versions_now(self) -> list[int]:
-        return [torch_private.version_of(v.fake) for v in self.values if type(v) is TensorProxy]
-
-    @property
-    def kind(self) -> type:
-        self.refuse("the type")
 
     @property
     def number(self) -> Any:
-        if self.versions_now() != self.versions:  # Python reads the tensor as it is by now, if that is what it gave
-            self.refuse("a use after a write")
+        self.refuse_written()
         return self.held
 
     def refuse(self, what: str) -> NoReturn:
@@ -79,12 +69,6 @@ class Bound(SymbolicObject):
         if not wide or what.endswith("="):
             self.refuse(what)
         return (self.number, right) if left is self else (left, self.number)
-
-    def expression(self, emitter: Residual) -> Expression:
-        if self.versions_now() != self.versions:
-            self.refused.add(self.site)
-            raise CannotRebuild(f"what {self.function.__name__}() of tensors gave is alive after a write into them")
-        return emitter.call(self.function, *self.values)
 
 
 class Bounds:

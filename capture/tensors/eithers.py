@@ -34,15 +34,14 @@ SOME = 0.5  # number: what stands for either
 MOST = 4  # ways that the Eithers in one operator's arguments may go together
 
 
-class Either(SymbolicObject):
-    """``one if condition else other``. condition: a bool of the graph. refused: takes down the site where the program
-    sees more than a number."""
+class Chosen(SymbolicObject):
+    """What data choose among numbers and tensors. refused: takes down the site where the program sees more than a
+    number. made_by: the function that gives it, and its arguments. versions: of the tensors among ``sides``."""
 
-    def __init__(
-        self, domain: Domain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any
-    ) -> None:
-        self.domain, self.refused, self.site = domain, refused, site
-        self.condition, self.sides = condition, domain.numbers.open((one, other))
+    made_by: tuple[Any, ...]
+
+    def __init__(self, domain: Domain, refused: set[Site], site: Site, sides: Sequence[Any]):
+        self.domain, self.refused, self.site, self.sides = domain, refused, site, sides
         self.versions = self.versions_now()
 
     def versions_now(self) -> list[int]:
@@ -51,6 +50,27 @@ class Either(SymbolicObject):
     @property
     def kind(self) -> type:
         self.refuse("the type")
+
+    def refuse_written(self) -> None:
+        """Python reads the tensor as it is by now, if that is what it is."""
+        if self.versions_now() != self.versions:
+            self.refuse("a use after a write")
+
+    def expression(self, emitter: Residual) -> Expression:
+        if self.versions_now() != self.versions:
+            self.refused.add(self.site)
+            raise CannotRebuild("what data have chosen is alive after a write into one of those")
+        return emitter.call(*self.made_by)
+
+
+class Either(Chosen):
+    """``one if condition else other``. condition: a bool of the graph."""
+
+    def __init__(
+        self, domain: Domain, refused: set[Site], site: Site, condition: Number, one: Any, other: Any
+    ) -> None:
+        super().__init__(domain, refused, site, domain.numbers.open((one, other)))
+        self.condition, self.made_by = condition, (chosen, condition, *self.sides)
 
     def refuse(self, what: str) -> NoReturn:
         self.refused.add(self.site)
@@ -86,15 +106,8 @@ class Either(SymbolicObject):
 
     def number(self) -> Number:
         """The one that the running step has, for an operator on tensors."""
-        if self.versions_now() != self.versions:  # Python reads the tensor as it is by now, if that is what it is
-            self.refuse("a use after a write")
+        self.refuse_written()
         return number_of(self.domain, self.condition, *self.sides)
-
-    def expression(self, emitter: Residual) -> Expression:
-        if self.versions_now() != self.versions:
-            self.refused.add(self.site)
-            raise CannotRebuild("what data have chosen is alive after a write into one of the two")
-        return emitter.call(chosen, self.condition, *self.sides)
 
 
 def number_of(domain: Domain, condition: Number, one: Any, other: Any) -> Number:
