@@ -145,7 +145,10 @@ def computed_array(function: Callable[..., Any], template: tuple, named: dict[st
         shared = not found.flags.owndata and any(np.may_share_memory(found, array) for array in arrays)
         if shared or not found.flags.writeable:
             raise LargeNumberError("numpy gives a view here")
-        made = torch.from_numpy(found)
+        try:
+            made = torch.from_numpy(found)
+        except (TypeError, ValueError):  # its rows lie backwards, or its numbers are not of this machine's order
+            raise LargeNumberError("numpy gives an array that no tensor has the memory of") from None
         if made.dtype is not dtype or (made.stride() != strides if strides else not made.is_contiguous()):
             raise LargeNumberError("numpy gives another array here")
         return made

@@ -92,6 +92,17 @@ def test_each_function(where: str, name: str, form: str, dtype: torch.dtype) -> 
         assert outcome(captured, x.clone(), i) == outcome(step, x.clone(), i)
 
 
+@pytest.mark.parametrize("turned", [np.flipud, np.fliplr, np.flip, np.rot90, lambda a: a[::-1]])
+@pytest.mark.parametrize("made", [lambda a: [a, a + 1], lambda a: a + 1, np.sort], ids=["list", "sum", "sorted"])
+def test_what_lies_backwards(turned, made):
+    def step(x: torch.Tensor) -> Any:
+        return turned(made(x.numpy())), x + 1
+
+    captured = capture(step, backend="eager")
+    for x in (torch.arange(6.0).view(2, 3), torch.ones(2, 3), torch.arange(9.0).view(3, 3)):
+        assert outcome(captured, x.clone()) == outcome(step, x.clone())
+
+
 KEYS = [0, slice(None), slice(0, 2), np.array([1, 0]), None, ..., slice(1, None), -1, np.array([True, False])]
 BASE = np.arange(24.0).reshape(2, 3, 4)
 
