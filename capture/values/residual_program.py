@@ -125,31 +125,18 @@ class Program(NamedTuple):
 
 class Residual(Protocol):
     """The residual program that is being written (``codegen.residual.Emitter``). outputs: the graph's values that it
-    needs."""
+    needs. ``value`` gives what a value of the trace is, ``constant`` the name of an object."""
 
     lines: list[Statement]
     outputs: list[Any]
 
-    def value(self, value: Any) -> Expression:
-        """What gives a value of the trace."""
-
-    def values(self, values: Iterable[Any]) -> Build:
-        """A tuple of them."""
-
-    def graph_value(self, value: Any) -> Expression:
-        """The same of one that the graph computes."""
-
-    def constant(self, value: Any) -> str:
-        """The name of an object."""
-
-    def call(self, function: Any, *values: Any) -> Call:
-        """The call of an object with values of the trace."""
-
-    def load(self, source: Source) -> str:
-        """The name that holds the object of a source."""
-
-    def fresh(self) -> str:
-        """A name that nothing has yet."""
+    def value(self, value: Any) -> Expression: ...
+    def values(self, values: Iterable[Any]) -> Build: ...
+    def graph_value(self, value: Any) -> Expression: ...
+    def constant(self, value: Any) -> str: ...
+    def call(self, function: Any, *values: Any) -> Call: ...
+    def load(self, source: Source) -> str: ...
+    def fresh(self) -> str: ...
 
 
 def tuple_of(items: Iterable[Expression]) -> Build:
