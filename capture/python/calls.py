@@ -73,6 +73,7 @@ from .originals import of_originals as kept
 from .overrides import Overrides
 from .packages import Packages
 from .parts import Parts, holds_proxy, tensors_in
+from .process_facts import ProcessFacts
 from .quantifiers import quantifiers
 from .questions import Questions
 from .signatures import Signatures
@@ -179,7 +180,7 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
         self.functions[BELOW] = self.drawn_below
         self.builtins |= random.makers | self.transforms.answers | Namespaces(domain, self).functions
         self.builtins |= operator_functions.functions_over(domain)
-        self.builtins = kept(self.builtins) | Questions(self.objects).functions
+        self.builtins = ProcessFacts(self.guards).functions | kept(self.builtins) | Questions(self.objects).functions
         self.functions = kept(self.functions) | domain.array_calls.functions
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The private names of torch's that moebius uses, and what for. Each exists in every torch of ``versions.TORCHES``, but
 for those of EXISTS_IN and ONLY_SOME.
 
-They are used in torch_private.py, torch_fakes.py, torch_known.py, torch_pointwise.py, torch_sizes.py,
+They are used in torch_private.py, torch_fakes.py, torch_flags.py, torch_known.py, torch_pointwise.py, torch_sizes.py,
 torch_scripts.py, torch_warnings.py of this room and in two torch_private.py of lowering. What another torch lacks is
 answered there, by asking whether it is there. Held to by tests/cli/test_torch_names.py.
 """
@@ -25,6 +25,7 @@ NAMES = {
     "torch._C._get_deterministic_algorithms": "a reader of global state",
     "torch.autograd.forward_ad._current_level": "whether forward-mode gradients are on, which ours has not",
     "torch._C._get_privateuse1_backend_name": "a reader of global state",
+    "torch._C._get_warnAlways": "a setting that tracing changes for itself",
     "torch._C._get_tracing_state": "whether torch.jit.trace runs",
     "torch._C._is_autocast_available": "a reader of global state",
     "torch._C._is_torch_function_mode_enabled": "a reader of global state",

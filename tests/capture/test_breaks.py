@@ -446,7 +446,7 @@ def test_a_break_inside_a_method_call_on_a_new_list_is_captured_once():
     @capture
     def step(x):
         log = []
-        log.append(repr(os.getpid()))
+        log.append(repr(os.getppid()))
         return x + len(log)
 
     for _ in range(4):

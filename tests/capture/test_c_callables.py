@@ -200,8 +200,8 @@ def test_what_a_modules_call_asks_is_no_graph_break():
 
 
 def test_an_unknown_function_of_a_binding_is_named_by_its_module():
-    report = explain(lambda x: (torch._C._get_qengine(), x + 1)[1])(torch.zeros(2))
-    assert [each.detail.partition(" ")[0].endswith("._get_qengine") for each in report.breaks] == [True]
+    report = explain(lambda x: (torch._C._get_cpu_capability(), x + 1)[1])(torch.zeros(2))
+    assert [each.detail.partition(" ")[0].endswith("._get_cpu_capability") for each in report.breaks] == [True]
     assert torch.equal(report.result, torch.ones(2))
 
 
@@ -211,7 +211,7 @@ def test_a_method_that_knows_its_class_called_by_the_class_or_held_over_a_break(
 
     def held(x):
         match = PATTERN.match
-        torch._C._get_qengine()
+        torch._C._get_cpu_capability()
         return x + len(match("abb").group())
 
     for step in (of_the_class, held):
