@@ -22,7 +22,7 @@ from .open_sets import Sets
 from .texts import texts
 
 BRACKETS: dict[type, tuple[str, str]] = {
-    list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), torch.Size: ("torch.Size([", "])")
+    list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("{", "}"), torch.Size: ("torch.Size([", "])")
 }  # fmt: skip
 WRITTEN_BY = {"s": "text_of", "r": "repr_of"}  # conversion -> method
 CONVERSION = re.compile(r"%([^a-zA-Z%]*[a-zA-Z%])")
@@ -147,18 +147,20 @@ class WrittenValues(Sets):
         )
 
     def parts_of_text(self, value: Any) -> list[Any] | None:
-        """Of a list, tuple, dict or size of the step's that holds more than plain values: the texts that its own is
-        made of, each item's ``repr`` in turn. None for whatever else."""
+        """Of a list, tuple, dict, set or size that holds more than plain values, or was there before the step: the
+        texts that its own is made of, each item's ``repr`` in turn. None for whatever else."""
         if not self.is_open_display(value):
             return None
-        kind = type(value)
-        items = [*value.items()] if kind is dict else [(item,) for item in value]
+        kind, held = type(value), self.objects.contents(value)
+        if kind is set:
+            self.objects.settle_order(held)
+        items = [*held.items()] if kind is dict else [(item,) for item in held]
         with self.texts.writing(value):
             written = [[self.repr_of(part) for part in item] for item in items]
-        if [*map(id, items_of(value))] != [id(part) for item in items for part in item]:
+        if [*map(id, items_of(self.objects.contents(value)))] != [id(part) for item in items for part in item]:
             detail = f"a {kind.__name__} is written to by a __repr__"
             raise Break("text of a value that is not plain", detail, "print it after the step")
-        begin, end = BRACKETS[kind]
+        begin, end = BRACKETS[kind] if items or kind is not set else ("set(", ")")
         parts: list[Any] = [begin]
         for i, item in enumerate(written):
             parts += [", "] if i else []
@@ -167,8 +169,9 @@ class WrittenValues(Sets):
 
     def is_open_display(self, value: Any) -> bool:
         """Whether each of its items is asked for its text."""
-        if type(value) not in BRACKETS or (type(value) is not torch.Size and self.calls.known(value)):
-            return False
+        kind = type(value)
+        if kind not in BRACKETS or (kind is not torch.Size and self.calls.known(value)):
+            return kind in (list, dict, set)
         return id(value) in self.texts.being_written or not self.has_plain_text(value)
 
     def percent(self, text: str, values: Any) -> Any:
