@@ -27,6 +27,7 @@ from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
+from ..tensors.folding import constant_number
 from ..tensors.index_lists import IndexList, as_indices, is_varying_list
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number
@@ -190,8 +191,9 @@ class Containers(WrittenValues):
             start = None if key.start is None else self.as_index(key.start)
             return slice(start, None if key.stop is None else self.as_index(key.stop), step)
         key = natives.specialised(key)
-        if is_kind(key, TensorProxy) and (known := number_of(key.node)) is not None:
-            key = known
+        if is_kind(key, TensorProxy):
+            known = number_of(key.node)
+            key = known if known is not None else whole if type(whole := constant_number(key.node)) is int else key
         if is_kind(key, TensorProxy):
             raise Break(
                 "tensor read as a number",

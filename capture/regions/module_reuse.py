@@ -31,7 +31,9 @@ from ..heap.tensor_attributes import given
 from ..hook import ABSENT
 from ..python.parts import Parts
 from ..tensors.applied import Applied
+from ..tensors.folding import constants_of
 from ..torch_facts import torch_private
+from ..values.expert_numbers import number_of
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy, proxies_in
 from .recompute import ReadElsewhere
 
@@ -192,7 +194,8 @@ class ModuleReuse:
         if proxy.attributes or not torch_private.is_fake(fake) or fake.is_inference():
             return None
         sizes = tuple(torch_private.expression(s) for s in (*fake.shape, *fake.stride(), fake.storage_offset()))
-        known = (proxy.cls, proxy.source is None, fake.grad_fn is None, fake.requires_grad)
+        numbers = proxy.node if constants_of(proxy.node) else number_of(proxy.node)  # (Python may have asked for them)
+        known = (proxy.cls, proxy.source is None, fake.grad_fn is None, fake.requires_grad, numbers)
         return fake.dtype, fake.device, fake.layout, fake.dim(), sizes, known
 
     def forget(self) -> None:

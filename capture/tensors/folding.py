@@ -1,4 +1,5 @@
-"""Branches on tensors that are made of constants alone (a mask of positions): their truth is computed while tracing.
+"""Branches on tensors that are made of constants alone (a mask of positions), and numbers that are read from them: they
+are computed while tracing.
 
 Nothing is guarded for it: the operators and their arguments are written in the graph, so they give the same each call.
 Sizes that vary are no constants; neither is anything that is random, or that the step writes to in place.
@@ -7,23 +8,26 @@ Sizes that vary are no constants; neither is anything that is random, or that th
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from moebius.interpreter import is_kind
-from moebius.lowering import apply, is_pure, writes_into
-from moebius.lowering.values import computed_of
+from moebius.lowering import apply, is_pure
 
+from ..torch_facts.torch_fakes import writes_into
+
+VARIES = "varies"  # in a node's meta: it is known to be no constant
 MAX_NODES = 256  # operators that are run for one branch
 MAX_ELEMENTS = 1 << 20  # of each result
 # Besides those that lowering knows: operators without effects, whose result is decided by their arguments.
 PURE = frozenset(
     "all any arange argmax argmin amax amin count_nonzero cummax cummin cumprod cumsum diff diagonal eq expand "
     "expand_as flip full full_like ge gt is_nonzero isfinite isin isinf isnan le linspace logical_and logical_not "
-    "logical_or logical_xor lt masked_fill max min ne ones ones_like outer prod repeat roll searchsorted stack sum to "
-    "tril tril_indices triu triu_indices unbind unique_consecutive where zeros zeros_like".split()
+    "logical_or logical_xor lt masked_fill max min ne ones ones_like outer prod repeat roll searchsorted stack sum "
+    "tensor to tril tril_indices triu triu_indices unbind unique_consecutive where zeros zeros_like".split()
 )
 
 
@@ -33,26 +37,45 @@ class Varies(Exception):
 
 def constant_truth(value: fx.Node) -> bool | None:
     """``bool(value)`` if it is the same in each call, else None. value: the node of a tensor of one element."""
+    return constant(value, bool)
+
+
+def constant_number(value: fx.Node) -> Any:
+    """``value.item()`` in the same way."""
+    return constant(value, torch.Tensor.item)
+
+
+def constant(value: fx.Node, read: Callable[[torch.Tensor], Any]) -> Any:
+    """What Python reads from a tensor if it is the same in each call, else None."""
     try:
-        needed = computed_of([value], constant_operands)
-        if len(needed) > MAX_NODES:
-            return None
-        written = [target for node in value.graph.nodes for target in writes_into(node)]
-        if any(not needed.isdisjoint(computed_of([target])) for target in written):
-            return None
         with torch.no_grad():
-            return bool(computed(value, {}))
-    except Varies:
-        return None
+            return read(computed(value, {})) if constants_of(value) else None
     except Exception:  # whatever it is, the step itself will meet it
         return None
 
 
-def constant_operands(node: fx.Node) -> list[fx.Node]:
-    """What a constant is computed from. Raises Varies where the node is none."""
-    if not (node.op in ("call_function", "call_method") and is_known(node) and is_small(node)):
-        raise Varies(node.name)
-    return node.all_input_nodes
+def constants_of(value: fx.Node) -> list[fx.Node]:
+    """What a constant is computed from, itself included; empty where it is none, or any was written to. Nodes that are
+    computed of what varies are told so once: questions about each in a row of them walk no further than the last."""
+    came_from: dict[fx.Node, fx.Node | None] = {value: None}
+    pending = [value]
+    while pending:
+        node: fx.Node | None = pending.pop()
+        assert node is not None
+        if VARIES in node.meta or len(came_from) > MAX_NODES or not is_constant_operator(node):
+            while node is not None:
+                node.meta[VARIES] = True
+                node = came_from[node]
+            return []
+        operands = [operand for operand in node.all_input_nodes if operand not in came_from]
+        came_from |= dict.fromkeys(operands, node)
+        pending += operands
+    return [] if any(writes_into(part) for node in came_from for part in parts_of(node)) else [*came_from]
+
+
+def is_constant_operator(node: fx.Node) -> bool:
+    """Whether the node is a constant if its operands are."""
+    return node.op in ("call_function", "call_method") and is_known(node) and is_small(node)
 
 
 def is_known(node: fx.Node) -> bool:
@@ -66,15 +89,19 @@ def is_known(node: fx.Node) -> bool:
 
 def is_small(node: fx.Node) -> bool:
     """Whether the result is a tensor (or several) of known size, none of them large or with gradients."""
-    made = node.meta.get("val")
-    parts = made if isinstance(made, tuple | list) else (made,)
     return all(
         is_kind(t, torch.Tensor)
         and all(is_kind(s, int) for s in t.shape)
         and t.numel() <= MAX_ELEMENTS
         and not t.requires_grad
-        for t in parts
+        for t in parts_of(node)
     )
+
+
+def parts_of(node: fx.Node) -> tuple[Any, ...]:
+    """The tensors that it gives, as fakes."""
+    made = node.meta.get("val")
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
 
 
 def computed(node: fx.Node, done: dict[fx.Node, Any]) -> Any:

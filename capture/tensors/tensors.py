@@ -50,6 +50,7 @@ from .fakes import (
     refuse_doubtful,
     refuse_numbers,
 )
+from .folding import constant, constant_number
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
@@ -214,16 +215,15 @@ class TensorOperations:
             return answer
         if name == "requires_grad_":
             return self.gradients.switch(proxy, *args, **kwargs)
+        if name == "tolist" and not args and (known := constant(proxy.node, torch.Tensor.tolist)) is not None:
+            return known
         if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
             return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy))
         if name == "tolist" and not args and (numbers := self.numbers.list_of(proxy)) is not None:
             return numbers
         if name in READS_VALUES:
-            raise Break(
-                "tensor read as a number",
-                f"{proxy.describe()}.{name}() gives Python the numbers of a tensor",
-                "keep them in tensors, or read them after the step",
-            )
+            detail = f"{proxy.describe()}.{name}() gives Python the numbers of a tensor"
+            raise Break("tensor read as a number", detail, "keep them in tensors, or read them after the step")
         if name == "__reduce_ex__":
             detail = f"copy.copy() or pickle of {proxy.describe()}"
             hint = "tensor.detach() has the same memory, tensor.clone() its own"
@@ -245,10 +245,9 @@ class TensorOperations:
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
-        if (known := number_of(proxy.node)) is not None:
-            return known
-        if (known := packed.sequences_of(proxy.node)) is not None:
-            return known
+        for found in (number_of, packed.sequences_of, constant_number):
+            if (known := found(proxy.node)) is not None:
+                return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             return self.parts.note(self.record("call_method", "item", (proxy,), {}, number_in(proxy)), proxy)
         return self.numbers.item_of(proxy)

@@ -208,6 +208,12 @@ class Fakes(FakeTensorMode):
         self.written.append(written)
 
 
+def writes_into(fake: torch.Tensor) -> float:
+    """As ``FakeWorld.writes_into``, of a fake of whichever trace."""
+    version = version_of(fake)  # (a DTensor's writes are its local tensor's)
+    return max(fake.fake_mode.writes[storage_of(fake)], version) if type(fake) is FakeTensor else version
+
+
 def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> bool:
     """Whether there is an axis less is asked, and guarded, where torch would take it that no size that varies is 1.
     Returns whether only the running step can say it."""
@@ -362,8 +368,7 @@ class FakeWorld:
 
     def writes_into(self, fake: torch.Tensor) -> float:
         """How often the trace has written into the memory of a tensor, under any name: ``p.data`` is one."""
-        version = version_of(fake)  # (a DTensor's writes are its local tensor's)
-        return max(self.mode.writes[storage_of(fake)], version) if type(fake) is FakeTensor else version
+        return writes_into(fake)
 
     def told(self, text: str) -> str:
         """A text about what was traced, without names that no user knows."""

@@ -207,6 +207,18 @@ def reads_and_writes_texts(n: int) -> Any:
     return step, (torch.randn(4, 4),)
 
 
+def reads_constants(n: int) -> Any:
+    def step(x):
+        total = 0
+        for i in range(n):
+            t = torch.full((2,), i).cumsum(0)
+            total += int(t.sum()) + sum(torch.tensor([i, 1]).tolist())
+            x = x * (2 if x.size(0) and t.sum() > 1 else 3)
+        return x, total
+
+    return step, (torch.randn(4, 4),)
+
+
 def asks_caches(n: int) -> Any:
     import functools
 
@@ -369,7 +381,8 @@ def trains_over_lists(n: int) -> Any:
 
 PROGRAMS = (
     asks_for_strides, keeps_what_it_made, writes_in_place, branches_on_data, branches_with_gradients, layers_that_count,
-    counters_in_an_argument, trains, accumulates, reads_and_writes_texts, asks_caches,
+    counters_in_an_argument, trains, accumulates, reads_and_writes_texts, reads_constants,
+    asks_caches,
     asks_caches_after_writes, experts_in_layers, checkpoints, random_and_modes,
 )  # fmt: skip
 
