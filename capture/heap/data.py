@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from moebius.lowering.step import set_data
 
-from ..tensors.folding import VARIES
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
@@ -29,8 +28,7 @@ def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProx
     tensors.gradients.heap.write(tensor, "data")
     with tensors.world.mode:
         fake.data = other
-    tensor.node.meta[VARIES] = True
-    tensors.uncounted.add(torch_private.storage_of(fake))
+    tensors.has_other_data(tensor)
     tensors.writer.call(set_data, tensor, data)
 
 

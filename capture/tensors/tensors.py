@@ -50,7 +50,7 @@ from .fakes import (
     refuse_doubtful,
     refuse_numbers,
 )
-from .folding import constant, constant_number
+from .folding import VARIES, constant, constant_number
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
@@ -242,6 +242,11 @@ class TensorOperations:
             refuse_doubtful(self.world, name, (proxy,))
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
+
+    def has_other_data(self, proxy: TensorProxy) -> None:
+        """Its storage is another one from now on, which no count of writes tells."""
+        self.uncounted.add(torch_private.storage_of(proxy.fake))
+        proxy.node.meta[VARIES] = True
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
