@@ -211,7 +211,8 @@ class Fakes(FakeTensorMode):
 def writes_into(fake: torch.Tensor) -> float:
     """As ``FakeWorld.writes_into``, of a fake of whichever trace."""
     version = version_of(fake)  # (a DTensor's writes are its local tensor's)
-    return max(fake.fake_mode.writes[storage_of(fake)], version) if type(fake) is FakeTensor else version
+    mode = fake.fake_mode if type(fake) is FakeTensor else None
+    return max(mode.writes[storage_of(fake)], version) if isinstance(mode, Fakes) else version
 
 
 def ask_of_ones(tensor: torch.Tensor, dims: Any = None) -> bool:
