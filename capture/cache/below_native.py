@@ -37,6 +37,7 @@ def captured_below(function: types.FunctionType) -> Any:
     found = Captured(flat, replace(options, fullgraph=False), names=names, parent=owner)
     if owner is not None:
         found.assumptions.learn_from(owner.assumptions, function.__code__)
+    found.met_as = function.__code__
     found.below_native.append(found)
     return found.entry
 

@@ -32,7 +32,7 @@ from ..export.write import export
 from ..guards import hints
 from ..guards.program import CompiledGuards
 from ..guards.recorder import Fact
-from ..hook import Entry, call_hooked_for, call_unhooked, leave_to_call, settle
+from ..hook import Entry, call_hooked_for, call_unhooked, detach, leave_to_call, settle
 from ..hook.signals import SignalArrived, signals_wait
 from ..options import Options
 from ..report.failure import capture_failed
@@ -65,7 +65,7 @@ from .expert_placement import MeshCalls, Placement, average_what_it_met, average
 from .generalize_guards import open_numbers, open_place
 from .logs import log_capture, log_recompile, warn
 from .misses import RARE, leave_backward_outside, listen
-from .patience import Patience
+from .patience import Patience, on_trial
 from .recompiles import failures, hint_of, latest_reason, other_break, told
 from .reference_cycles import ReferenceCycles
 from .short_lived import ShortLived, called_on
@@ -116,6 +116,7 @@ class Captured:
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
+        self.met_as: types.CodeType | None = None  # of a function that was met below a native call: its code
         self.looks, self.short_lived, self.patience = 0, ShortLived(), Patience()
         self.races = 0  # captures that another thread has spoiled
         self.stale_captures, self.varying = StaleCapture(), Varying()
@@ -278,7 +279,7 @@ class Captured:
             log_capture(self.function, segment)
             self.left.clear()
             again = segment.graph_break is not None and self.shadow is None
-            run = functools.partial(self.look_again, segment) if again else self.runner(segment)
+            run = functools.partial(self.look_again, segment) if again else on_trial(self, segment)
             self.entry.add(segment.guards.program, run)
             for root in segment.guards.roots:
                 self.forget_with(root, segment)
@@ -294,16 +295,20 @@ class Captured:
             return leave_to_call(self.runner(segment), args, kwargs)
         return self.cold(self.entry, args, kwargs)
 
+    def enter_again(self, segment: Segment, run: Callable[..., Any], runs: bool) -> None:
+        """Let another callable run for it. runs: whether it does so for the call that this is found in."""
+        self.entry.remove(segment.guards.program)
+        self.entry.add(segment.guards.program, run)
+        note_looked_at(self.entry, segment.guards.program, runs)
+
     def breaks_still(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Much breaks a graph only once (hooks that are installed in the first call, a cache that is filled, a warning
         that is given once); what was captured up to there does not depend on it, so its guards go on to hold. Where
         the break is gone (False), the call is to be captured anew."""
-        program, before = segment.guards.program, segment.graph_break
+        before = segment.graph_break
         assert before is not None
         if segment in self.segments:
-            self.entry.remove(program)
-            self.entry.add(program, self.runner(segment))
-            note_looked_at(self.entry, program, runs=False)  # (where it is to go, its hit is no run)
+            self.enter_again(segment, on_trial(self, segment), runs=False)  # (where it is to go, its hit is no run)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -567,6 +572,8 @@ class Captured:
         self.deferred_state = DeferredState([])
         self.assumptions.forget()
         self.misses.clear()
+        if self.met_as is not None and self.given_up:
+            detach(self.met_as)
         self.given_up, self.short_lived, self.races, self.patience = "", ShortLived(), 0, Patience()
         self.stale_captures, self.varying, self.cold_seconds = StaleCapture(), Varying(), 0.0
 

@@ -271,6 +271,9 @@ def detach(code: Any, /) -> None:
 def mark_skip(code: Any, /) -> None:
     """Never take calls of this code object, function or method."""
 
+def decline(code: Any, /) -> None:
+    """Take no calls of this code object, function or method, as if the callback had said so."""
+
 def leave_alone(code: Any, /) -> None:
     """Never take calls of this code object, function or method, nor of what it calls."""
 

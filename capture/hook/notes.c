@@ -271,6 +271,12 @@ mark_skip(PyObject *Py_UNUSED(module), PyObject *object)
 }
 
 static PyObject *
+decline(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    return set_verdict(object, DECLINED);
+}
+
+static PyObject *
 leave_alone(PyObject *Py_UNUSED(module), PyObject *object)
 {
     return set_verdict(object, LEFT_ALONE);
@@ -318,6 +324,7 @@ static PyMethodDef methods[] = {
     {"attach", (PyCFunction)(void (*)(void))attach, METH_VARARGS | METH_KEYWORDS, NULL},
     {"detach", detach, METH_O, NULL},
     {"mark_skip", mark_skip, METH_O, NULL},
+    {"decline", decline, METH_O, NULL},
     {"leave_alone", leave_alone, METH_O, NULL},
     {"attached", attached, METH_O, NULL},
     {"forget_frames", forget_frames, METH_NOARGS, NULL},
