@@ -431,15 +431,14 @@ class Calls(Draws, Methods, Construction, BuiltinHandlers, CachedFunctions):
             return found
         if is_kind(function, classmethod | staticmethod):
             return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
+        if kind is types.GenericAlias and (made := self.made_by_alias(function, args, kwargs)) is not ABSENT:
+            return made
         method = self.attributes.on_type(kind, "__call__")
         if method is ABSENT:
             raise TypeError(f"{type_name(type_of(function))!r} object is not callable")
         if is_kind(method, types.WrapperDescriptorType):
-            raise Break(
-                "call into C",
-                f"a {kind.__module__}.{kind.__qualname__} is called",
-                "nothing is known of what it does; it runs natively",
-            )
+            detail = f"a {kind.__module__}.{kind.__qualname__} is called"
+            raise Break("call into C", detail, "nothing is known of what it does; it runs natively")
         bound = self.attributes.bind(method, function, kind)
         if is_kind(function, torch.nn.Module) and self.domain.blocks is not None:
             return self.domain.blocks.call(function, args, kwargs, lambda: self.call(bound, args, kwargs))

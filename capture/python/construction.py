@@ -123,6 +123,18 @@ class Construction(CallParts):
             return self.call(self.attributes.bind(meta_call, cls, type(cls)), args, kwargs)
         return self.type_call(cls, args, kwargs)
 
+    def made_by_alias(self, alias: types.GenericAlias, args: list, kwargs: dict[str, Any]) -> Any:
+        """``dict[str, int](…)``: what the class makes, which is told of the alias where it has attributes; ABSENT where
+        the class says what becomes of them (``ga_call``, Objects/genericaliasobject.c)."""
+        cls: Any = alias.__origin__
+        look_up = self.attributes.on_type
+        if look_up(cls, "__setattr__") is not object.__setattr__ or look_up(cls, "__orig_class__") is not ABSENT:
+            return ABSENT
+        made = self.call(cls, args, kwargs)
+        if type_of(made).__dictoffset__:
+            self.attributes.set(made, "__orig_class__", alias)
+        return made
+
     def lazy_property(self, lazy: Any, instance: Any, owner: Any = None) -> Any:
         """``Categorical.probs`` of the class, at which each distribution looks: a property, made anew each time."""
         if instance is not None:
