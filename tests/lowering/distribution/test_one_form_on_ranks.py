@@ -23,8 +23,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_spellings_on_ranks import BREAK, EVERY, LOWERED, NEED_TOKENS, D, Model, step  # noqa: E402
 
 BATCHES = {"a first batch": [8], "sizes that vary": [8, 6], "others that vary": [10, 4], "no token": [0]}
-# What it computes goes by how many tokens there are, or without one it is no layer.
-OTHERWISE = {"expert_choice", "expert_choice_by_einsum", "expert_choice_of_modules"}
+
+
+def runs(name, rows):
+    """Whether plain Python takes so few tokens (the best tokens of each expert may be more)."""
+    model = Model(name)
+    try:
+        step(model, torch.optim.SGD(model.parameters()), [torch.randn(rows, D, dtype=torch.float64)])
+    except Exception:
+        return False
+    return True
 
 
 def forms(gm):
@@ -40,7 +48,7 @@ def forms(gm):
 
 @pytest.mark.share(8)
 @pytest.mark.parametrize("name", [
-    name for name, one in EVERY.items() if one.outcome == LOWERED and name not in NEED_TOKENS | OTHERWISE | BREAK
+    name for name, one in EVERY.items() if one.outcome == LOWERED and name not in NEED_TOKENS | BREAK
 ])
 def test_no_size_decides_what_travels(name, monkeypatch):
     graphs, found = [], {}
@@ -54,6 +62,8 @@ def test_no_size_decides_what_travels(name, monkeypatch):
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         for what, batches in BATCHES.items():
+            if not all(runs(name, rows) for rows in batches):
+                continue
             model = Model(name)
             run = capture(step, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)))
             optimizer, generator = torch.optim.SGD(model.parameters(), lr=1e-3), torch.Generator().manual_seed(1)
@@ -65,4 +75,5 @@ def test_no_size_decides_what_travels(name, monkeypatch):
             found[what] = next((one for gm in graphs[::-1] if (one := forms(gm))), None)
     finally:
         dist.destroy_process_group()
-    assert all(one == found["no token"] for one in found.values())  # (none, where the graph breaks)
+    first, *others = found.values()
+    assert first and all(one == first for one in others)
