@@ -139,7 +139,7 @@ def test_switched_off(monkeypatch):
     """Without it the iteration breaks the graph."""
     from moebius.regions import loops
 
-    monkeypatch.setattr(loops, "active_iterations", lambda rows, key: None)
+    monkeypatch.setattr(loops, "active_iterations", lambda *given: None)
     captured, layer = capture(by_module), Layer()
     for batch in BATCHES:
         captured(layer, torch.randn(4, D, dtype=torch.float64), torch.tensor(batch))
