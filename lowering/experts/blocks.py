@@ -259,7 +259,9 @@ def certain_of_gradients(graph: fx.Graph, asked: Mapping[fx.Node, Any] = Mapping
             read = [loop, passed] if passed in reads[loop] or is_other_side(passed, loop) else [loop]
         return [one for one in read if one not in unrecorded and not is_number(one)]
 
-    ends = [node for node in graph.nodes if node.op == "output" or is_backward(node) or writes_into(node)]
+    # (a tuple holds the results of a loop that is being written out)
+    leaves = (node for node in graph.nodes if node.op == "output" or node.target is tuple)
+    ends = [*leaves, *(node for node in graph.nodes if is_backward(node) or writes_into(node))]
     return computed_of([node for node in ends if node not in unrecorded and not is_number(node)], onwards)
 
 
