@@ -319,7 +319,8 @@ def test_what_is_written_now_and_then_is_plain_pythons(write, shape, backend, ca
     if shape in (once, with_an_else, one_in_the_other, two_in_a_row, with_a_line, behind_an_append, that_returns):
         known = captured_of(captured)
         assert not [s for one in known.family() for s in one.segments if s.graph_break is not None]
-        assert stats(captured).misses <= SETTLED
+        # (a list in a dict: once more, where both of two branches write and the batch is short)
+        assert stats(captured).misses <= SETTLED + (write is a_log_that_is_long and shape is two_in_a_row)
 
 
 def calls_that_captured(step: Callable[..., Any]) -> int:

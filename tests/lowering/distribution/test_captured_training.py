@@ -176,6 +176,7 @@ def count(sizes):
     reduced = sum(reduced_bytes(dense, size) for size in sizes) + sum(reduced_bytes(experts, n) for n in sizes[:-1])
     # the ranks ask one another whether all are at the end of backward, and at the norms of the gradients
     ends = 2 * sum(16 * (size - 1) for size in sizes)
+    ends += 16 * (ranks - 1) if len(sizes) > 1 else 0  # and all of them, over several axes, before weights are written
     found = sent.dispatch, sent.combine, sent.reduce, sent.header
     return found, (expected.dispatch, expected.combine, reduced, expected.header + ends), shares
 
